@@ -1,0 +1,9 @@
+"""The trace: load a model, run it, and watch what passes each layer's attention and residual."""
+
+from attoscope.trace.rows import Rows as Rows
+from attoscope.trace.rows import attention_rows as attention_rows
+from attoscope.trace.rows import row_blocks as row_blocks
+from attoscope.trace.types import AttentionCall as AttentionCall
+from attoscope.trace.types import Batch as Batch
+from attoscope.trace.types import Layer as Layer
+from attoscope.trace.types import Site as Site

@@ -7,3 +7,7 @@ from attoscope.trace.types import AttentionCall as AttentionCall
 from attoscope.trace.types import Batch as Batch
 from attoscope.trace.types import Layer as Layer
 from attoscope.trace.types import Site as Site
+from attoscope.trace.layout import Layout as Layout
+from attoscope.trace.layout import Stack as Stack
+from attoscope.trace.subject import Subject as Subject
+from attoscope.trace.watch import watch as watch

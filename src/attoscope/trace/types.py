@@ -33,9 +33,13 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch, ready to feed. `documents` numbers its rows across the whole run."""
+    """One batch, ready to feed: keyword arguments, positional ones, or one tensor.
 
-    inputs: dict[str, Any]
+    `documents` numbers its sequences across the whole run. `valid` marks real tokens (padding is
+    not), `special` the tokenizer's own; `decoder_valid` is for the decoder of a pair.
+    """
+
+    inputs: Any
     documents: tuple[int, ...]
     valid: Bool[Tensor, "batch token"] | None = None
     special: Bool[Tensor, "batch token"] | None = None
@@ -90,9 +94,6 @@ class AttentionCall:
         heads = self.shape[1]
         groups = heads if self.key is None else self.key.shape[1]
         return torch.arange(heads) // (heads // groups)
-
-
-# (methods that compute rows live in trace/rows.py)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,312 @@
+"""Where a model's layers are, found by running it once on a little input. No list of names.
+
+A layer (block) is a module that maps a residual stream to one of the same shape and contains an
+attention call. Of several such modules around one call the innermost is taken that stands in a
+list of modules of one class; else the outermost in any numbered list; else the outermost of all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from attoscope.errors import AttoscopeError
+from attoscope.trace.capture import Capture, capturing
+from attoscope.trace.frames import Frame, framed
+from attoscope.trace.rows import allowed_rows
+from attoscope.trace.types import AttentionCall
+
+LOOKED_FOR = (
+    "the attention registry of transformers, F.scaled_dot_product_attention (also inside "
+    "nn.MultiheadAttention), and a softmax between two batched products"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One stack of layers: its name, the module list it lives in (`path`), and its shape.
+
+    `layers` are the numbers of the layers that attend and `calls` their calls, in order;
+    `final` names the norm after the last layer; `routes` counts how the calls were caught.
+    """
+
+    name: str
+    path: str
+    layers: tuple[int, ...]
+    calls: tuple[tuple[int, str], ...]
+    heads: int
+    key_heads: int
+    width: int | None
+    causal: bool
+    final: str | None
+    routes: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A model's stacks; `blocks` and `members` name the stack of a layer module, by its name.
+
+    `members` holds every module of a stack's list, also those without attention, because they
+    count when layers are numbered. `plain` are layers in which no attention call was made.
+    """
+
+    stacks: tuple[Stack, ...]
+    blocks: dict[str, str]
+    members: dict[str, str]
+    finals: dict[str, str]
+    time_first: bool
+    plain: tuple[str, ...]
+
+    def stack(self, name: str) -> Stack:
+        """The stack of that name."""
+        return next(s for s in self.stacks if s.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one attention call looked like, without its tensors."""
+
+    path: tuple[Frame, ...]
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    causal: bool
+    route: str
+
+
+def survey(model: nn.Module, run: Any, batch: int, ignore: tuple[str, ...] = ()) -> Layout:
+    """Run once (`run()` is the forward pass) and find the stacks, or say what is missing.
+
+    Modules whose name starts with one of `ignore` may stay unwatched: use it for attention that
+    is not softmax attention.
+    """
+    seen: list[_Seen] = []
+    entered: list[Frame] = []
+
+    def on_call(call: AttentionCall) -> None:
+        seen.append(_look(call, tuple(frames)))
+
+    with capturing(on_call, batch) as capture:
+        with framed(model, entered.append, lambda _: None) as frames:
+            run()
+    if not seen:
+        raise AttoscopeError(_nothing_found(model, capture))
+    return _arrange(model, seen, entered, ignore)
+
+
+def _look(call: AttentionCall, path: tuple[Frame, ...]) -> _Seen:
+    batch, heads, queries, keys = call.shape
+    first = torch.zeros(batch, 1, dtype=torch.long, device=_device(call))
+    causal = keys > 1 and bool((allowed_rows(call, first).sum(-1) <= 1).all())
+    groups = heads if call.key is None else call.key.shape[1]
+    return _Seen(path, queries, keys, heads, groups, causal, call.route)
+
+
+def _device(call: AttentionCall) -> torch.device:
+    tensor = call.probabilities if call.query is None else call.query
+    assert tensor is not None
+    return tensor.device
+
+
+def _arrange(
+    model: nn.Module, seen: list[_Seen], entered: list[Frame], ignore: tuple[str, ...]
+) -> Layout:
+    block_of = [_block(model, one) for one in seen]
+    containers: dict[str, list[int]] = {}
+    for i, block in enumerate(block_of):
+        containers.setdefault(_container(block.name), []).append(i)
+    labels = _labels(containers, seen)
+    order = {path: _numbering(model, path, entered, block_of) for path in containers}
+    blocks = {block.name: labels[_container(block.name)] for block in block_of}
+    members = {
+        frame.name: labels[path] for path in containers for frame in order[path]
+    } | blocks
+    finals = _finals(entered, block_of, labels)
+    stacks = tuple(
+        _stack(path, labels, seen, block_of, indices, order[path], finals)
+        for path, indices in containers.items()
+    )
+    plain = _plain(entered, seen, members, blocks, ignore)
+    time_first = any(
+        isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()
+    )
+    return Layout(
+        stacks, blocks, members, {n: s for s, n in finals.items()}, time_first, plain
+    )
+
+
+def _block(model: nn.Module, seen: _Seen) -> Frame:
+    """The frame that is the layer around a call; see the rule at the top of this file."""
+    same = [f for f in seen.path if f.name and _keeps_shape(f)]
+    numbered = [f for f in same if f.name.rpartition(".")[2].isdigit()]
+    alike = [f for f in numbered if _homogeneous(model, _container(f.name))]
+    if alike:
+        return alike[-1]
+    if numbered or same:
+        return (numbered or same)[0]
+    return seen.path[-1]
+
+
+def _keeps_shape(frame: Frame) -> bool:
+    before, after = frame.stream_in, frame.stream_out
+    return before is not None and after is not None and before.shape == after.shape
+
+
+def _homogeneous(model: nn.Module, path: str) -> bool:
+    return len({type(child) for child in model.get_submodule(path).children()}) == 1
+
+
+def _container(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _numbering(
+    model: nn.Module, path: str, entered: list[Frame], block_of: list[Frame]
+) -> list[Frame]:
+    """Frames that count as layers of a stack, in the order in which they ran."""
+    ids = {id(frame) for frame in block_of}
+    numbered = all(
+        f.name.rpartition(".")[2].isdigit() for f in block_of if _container(f.name) == path
+    )
+    return [
+        f
+        for f in entered
+        if f.name
+        and _container(f.name) == path
+        and (id(f) in ids or (numbered and f.name.rpartition(".")[2].isdigit()))
+    ] or [f for f in block_of if _container(f.name) == path][:1]
+
+
+def _labels(containers: dict[str, list[int]], seen: list[_Seen]) -> dict[str, str]:
+    """A short name for each stack: encoder or decoder, by its path or else by causality."""
+    wanted = {}
+    for path, indices in containers.items():
+        parts = path.split(".")
+        causal = any(seen[i].causal for i in indices)
+        named = [p for p in parts if p in ("encoder", "decoder")]
+        wanted[path] = named[-1] if named else ("decoder" if causal else "encoder")
+    repeated = {label for label, n in Counter(wanted.values()).items() if n > 1}
+    return {
+        path: (path.replace(".", "/") if label in repeated and path else label)
+        for path, label in wanted.items()
+    }
+
+
+def _stack(
+    path: str,
+    labels: dict[str, str],
+    seen: list[_Seen],
+    block_of: list[Frame],
+    indices: list[int],
+    order: list[Frame],
+    finals: dict[str, str],
+) -> Stack:
+    position = {id(frame): i for i, frame in enumerate(order)}
+    several = len(labels) > 1
+    calls: list[tuple[int, str]] = []
+    for i in indices:
+        layer = position[id(block_of[i])]
+        calls.append((layer, call_name(seen[i].queries != seen[i].keys, calls, layer, several)))
+    one = seen[indices[0]]
+    stream = block_of[indices[0]].stream_in
+    name = labels[path]
+    return Stack(
+        name=name,
+        path=path,
+        layers=tuple(dict.fromkeys(layer for layer, _ in calls)),
+        calls=tuple(calls),
+        heads=max(seen[i].heads for i in indices),
+        key_heads=max(seen[i].key_heads for i in indices),
+        width=stream.shape[-1] if stream is not None else None,
+        causal=any(seen[i].causal for i in indices),
+        final=finals.get(name),
+        routes=tuple(sorted(Counter(seen[i].route for i in indices).items())),
+    )
+
+
+def call_name(crossing: bool, before: list[tuple[int, str]], layer: int, several: bool) -> str:
+    """`self`, `cross`, or a numbered name when a layer makes more calls than that."""
+    taken = [call for at, call in before if at == layer]
+    kind = "cross" if crossing or (several and "self" in taken) else "self"
+    if kind not in taken:
+        return kind
+    return f"{kind}{sum(call.startswith(kind) for call in taken) + 1}"
+
+
+def _finals(
+    entered: list[Frame], block_of: list[Frame], labels: dict[str, str]
+) -> dict[str, str]:
+    """The norm after each stack: the module that takes the last layer's output unchanged in."""
+    last = {labels[_container(block.name)]: block for block in block_of}
+    found: dict[str, str] = {}
+    for name, block in last.items():
+        for frame in entered:
+            takes = frame.stream_in is not None and frame.stream_in is block.stream_out
+            matrices = any(p.dim() > 1 for p in frame.module.parameters())
+            if takes and not matrices and _keeps_shape(frame) and _is_norm(frame.module):
+                found[name] = frame.name
+                break
+    return found
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _plain(
+    entered: list[Frame],
+    seen: list[_Seen],
+    members: dict[str, str],
+    blocks: dict[str, str],
+    ignore: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Layers without a call; an attention module that ran unwatched is an error."""
+    caught = {id(frame) for one in seen for frame in one.path}
+    owners = {type(one.path[-1].module) for one in seen}
+    missed = [
+        frame
+        for frame in entered
+        if id(frame) not in caught
+        and (type(frame.module) in owners or _looks_like_attention(frame.module))
+        and not frame.name.startswith(ignore or ("\0",))
+        and not any(frame.name.startswith(f"{one.path[-1].name}.") for one in seen)
+    ]
+    if missed:
+        names = ", ".join(dict.fromkeys(f.name for f in missed[:4]))
+        raise AttoscopeError(
+            f"{len(missed)} attention module(s) ran without a call that could be watched "
+            f"({names}; {type(missed[0].module).__name__}), while {len(seen)} calls were; looked "
+            f"for {LOOKED_FOR}; load the model with attn_implementation='sdpa' or 'eager', or "
+            "name them in `ignore` if they are not softmax attention"
+        )
+    return tuple(dict.fromkeys(name for name in members if name not in blocks))
+
+
+def _looks_like_attention(module: nn.Module) -> bool:
+    """By its class name, when it holds weights of its own to project with."""
+    name = type(module).__name__.lower()
+    if "attention" not in name and "attn" not in name:
+        return False
+    matrices = sum(p.dim() == 2 for p in module.parameters())
+    return matrices >= 2
+
+
+def _nothing_found(model: nn.Module, capture: Capture) -> str:
+    likely = [n for n, m in model.named_modules() if _looks_like_attention(m)]
+    found = (
+        f"{capture.softmaxes} softmax calls with three axes or more and modules named like "
+        f"attention ({', '.join(likely[:3])})"
+        if likely
+        else f"{capture.softmaxes} softmax calls with three axes or more and no module named "
+        "like attention"
+    )
+    return (
+        f"no attention was seen in {type(model).__name__}: looked for {LOOKED_FOR}; found "
+        f"{found}; attoscope watches softmax attention, so a model without it (an SSM, an MLP) "
+        "or with a fused kernel has nothing to show (load it with attn_implementation='sdpa')"
+    )

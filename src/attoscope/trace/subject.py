@@ -1,0 +1,200 @@
+"""A model and how to feed it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attoscope.errors import AttoscopeError
+from attoscope.trace.frames import undisturbed
+from attoscope.trace.layout import Layout, survey
+from attoscope.trace.types import Batch
+
+Feed = Callable[[nn.Module, Any], Any]
+SURVEY_DOCUMENTS, SURVEY_TOKENS = 2, 24
+
+
+class Subject:
+    """A model, its tokenizer or image processor, and the callable that feeds it.
+
+    Make one with `Subject.load` (a hub id, a directory or a GGUF file) or `Subject.of` (any
+    `nn.Module`). The model is used as it is: no copy, no change that lasts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tokenizer: Any = None,
+        image_processor: Any = None,
+        feed: Feed | None = None,
+        name: str | None = None,
+        notes: tuple[str, ...] = (),
+        ignore: tuple[str, ...] = (),
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise AttoscopeError(
+                f"model: got {type(model).__name__}; expected a torch nn.Module, a directory, a "
+                "hub id or a GGUF file"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.image_processor = image_processor
+        self.name = name or type(model).__name__
+        self.notes = notes
+        self._feed = feed or call_model
+        self._ignore = ignore
+        self._layout: Layout | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, **options: Any) -> Subject:
+        """A subject from any module; `feed(model, inputs)` says how to run it on a batch.
+
+        Options are those of the constructor. Without `feed`, a mapping is passed as keyword
+        arguments, a tuple as positional ones, and a tensor alone.
+        """
+        return cls(model, **options)
+
+    @classmethod
+    def load(
+        cls,
+        source: str | Path,
+        *,
+        dtype: str = "auto",
+        device: str = "cpu",
+        trust_remote_code: bool = False,
+    ) -> Subject:
+        """A subject from a hub id, a local directory or a GGUF file.
+
+        `dtype` is `auto` (the checkpoint's own), `float32`, `float16` or `bfloat16`. Weights are
+        read from safetensors or with `weights_only`; code in a model directory runs only with
+        `trust_remote_code`. Raises `AttoscopeError` when it is no model or weights are missing.
+        """
+        from attoscope.trace.loading import load
+
+        return load(
+            source, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
+
+    def run(self, batch: Batch) -> Any:
+        """The model's output on a batch."""
+        inputs = _to_device(batch.inputs, self.device)
+        try:
+            return self._feed(self.model, inputs)
+        except AttoscopeError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+            raise AttoscopeError(
+                f"the model failed on this input ({type(error).__name__}: {_first_line(error)}); "
+                f"inputs were {_describe(batch.inputs)}; check them against the model's forward"
+            ) from error
+
+    def layout(self, batch: Batch) -> Layout:
+        """The model's stacks, found once, by running on a small part of the first batch."""
+        if self._layout is None:
+            small = head_of(batch)
+            with undisturbed(self.model):
+                self._layout = survey(
+                    self.model, lambda: self.run(small), len(small), self._ignore
+                )
+        return self._layout
+
+    @property
+    def config(self) -> Any:
+        """The model's own configuration, or None."""
+        return getattr(self.model, "config", None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go: the device of the first parameter (that of the embedding)."""
+        parameter = next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Run a model: mappings as keyword arguments (those that it takes), tuples as positional."""
+    if isinstance(inputs, dict):
+        taken = inspect.signature(model.forward).parameters
+        extra = {}
+        if "use_cache" in taken:
+            extra["use_cache"] = False
+        if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            return model(**inputs, **extra)
+        return model(**{k: v for k, v in inputs.items() if k in taken}, **extra)
+    if isinstance(inputs, (tuple, list)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def head_of(
+    batch: Batch, documents: int = SURVEY_DOCUMENTS, tokens: int = SURVEY_TOKENS
+) -> Batch:
+    """The first tokens of the longest documents of a batch; images keep all their patches.
+
+    The longest, because causality cannot be seen in a text of one token.
+    """
+    size = len(batch)
+    if batch.valid is None:
+        rows = torch.arange(min(size, documents))
+    else:
+        rows = batch.valid.sum(1).argsort(descending=True, stable=True)[:documents]
+    length = None if batch.valid is None else batch.valid.shape[1]
+    other = None if batch.decoder_valid is None else batch.decoder_valid.shape[1]
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != size:
+            return value
+        value = value[rows.to(value.device)]
+        if value.dim() >= 2 and value.shape[1] == length:
+            return value[:, :tokens]
+        if value.dim() >= 2 and value.shape[1] == other:
+            # Another length than the encoder's, so that cross attention can be told apart.
+            return value[:, : max(1, tokens - 1)]
+        return value
+
+    inputs = batch.inputs
+    if isinstance(inputs, dict):
+        inputs = {name: cut(value) for name, value in inputs.items()}
+    elif batch.valid is not None:
+        inputs = type(inputs)(map(cut, inputs)) if isinstance(inputs, tuple) else cut(inputs)
+    else:
+        return batch
+    return replace(
+        batch,
+        inputs=inputs,
+        documents=tuple(batch.documents[i] for i in rows.tolist()),
+        valid=cut(batch.valid),
+        special=cut(batch.special),
+        decoder_valid=cut(batch.decoder_valid),
+        tokens=None,
+    )
+
+
+def _to_device(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {k: _to_device(v, device) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_to_device(v, device) for v in value)
+    return value
+
+
+def _describe(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape)}"
+    if isinstance(inputs, dict):
+        return ", ".join(f"{k}: {_describe(v)}" for k, v in inputs.items())
+    if isinstance(inputs, (tuple, list)):
+        return ", ".join(map(_describe, inputs))
+    return type(inputs).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]

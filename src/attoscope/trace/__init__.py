@@ -11,3 +11,7 @@ from attoscope.trace.layout import Layout as Layout
 from attoscope.trace.layout import Stack as Stack
 from attoscope.trace.subject import Subject as Subject
 from attoscope.trace.watch import watch as watch
+from attoscope.trace.batches import Counts as Counts
+from attoscope.trace.batches import batches as batches
+from attoscope.trace.memory import PeakBytes as PeakBytes
+from attoscope.trace.shuffle import shuffled as shuffled

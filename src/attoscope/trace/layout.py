@@ -126,7 +126,7 @@ def _arrange(
     members = {
         frame.name: labels[path] for path in containers for frame in order[path]
     } | blocks
-    finals = _finals(entered, block_of, labels)
+    finals = _finals(entered, order, labels)
     stacks = tuple(
         _stack(path, labels, seen, block_of, indices, order[path], finals)
         for path, indices in containers.items()
@@ -239,14 +239,18 @@ def call_name(crossing: bool, before: list[tuple[int, str]], layer: int, several
 
 
 def _finals(
-    entered: list[Frame], block_of: list[Frame], labels: dict[str, str]
+    entered: list[Frame], order: dict[str, list[Frame]], labels: dict[str, str]
 ) -> dict[str, str]:
     """The norm after each stack: the module that takes the last layer's output unchanged in."""
-    last = {labels[_container(block.name)]: block for block in block_of}
+    last = {
+        labels[path]: frames[-1] for path, frames in order.items() if frames
+    }
     found: dict[str, str] = {}
     for name, block in last.items():
         for frame in entered:
             takes = frame.stream_in is not None and frame.stream_in is block.stream_out
+            if any(frame.name.startswith(f"{path}.") for path in labels if path):
+                continue
             matrices = any(p.dim() > 1 for p in frame.module.parameters())
             if takes and not matrices and _keeps_shape(frame) and _is_norm(frame.module):
                 found[name] = frame.name

@@ -84,7 +84,7 @@ class Subject:
 
     def run(self, batch: Batch) -> Any:
         """The model's output on a batch."""
-        inputs = _to_device(batch.inputs, self.device)
+        inputs = _moved(batch.inputs, self.device, self.dtype)
         try:
             return self._feed(self.model, inputs)
         except AttoscopeError:
@@ -115,6 +115,11 @@ class Subject:
         """Where inputs go: the device of the first parameter (that of the embedding)."""
         parameter = next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype of the first floating parameter, which floating inputs are cast to."""
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
@@ -176,13 +181,13 @@ def head_of(
     )
 
 
-def _to_device(value: Any, device: torch.device) -> Any:
+def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device)
+        return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, dict):
-        return {k: _to_device(v, device) for k, v in value.items()}
+        return {k: _moved(v, device, dtype) for k, v in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(_to_device(v, device) for v in value)
+        return type(value)(_moved(v, device, dtype) for v in value)
     return value
 
 

@@ -86,10 +86,11 @@ class _Stream:
         final = self.layout.finals.get(frame.name)
         if final is not None and frame.stream_in is self.last.get(final):
             self._hand_out(frame, final, self.index[final] + 1, final=True)
-        stack = self.layout.blocks.get(frame.name)
-        if stack is not None and frame.calls:
-            self.last = {**self.last, stack: frame.stream_out}
-            self._hand_out(frame, stack, self.index[stack], final=False)
+        stack = self.layout.members.get(frame.name)
+        if stack is not None:
+            self.last[stack] = frame.stream_out
+            if frame.calls:
+                self._hand_out(frame, stack, self.index[stack], final=False)
 
     def _hand_out(self, frame: Frame, stack: str, index: int, final: bool) -> None:
         calls = tuple(frame.calls)

@@ -1,0 +1,180 @@
+"""The figures of the page: which readings are drawn, how, and what their captions say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from markupsafe import Markup
+
+from attoscope.measures.base import Reading
+from attoscope.report import charts
+from attoscope.report.tracks import Track, is_curve, is_map, split
+from attoscope.report.words import number, quantity
+
+# A difference map is drawn where at least this share of heads leaves its null.
+TELLING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One drawing (or a wide and a narrow one of the same), or why there is none."""
+
+    label: str
+    drawings: tuple[Markup, ...] = ()
+    failed: str = ""
+    legend: str = ""
+    low: str = ""
+    middle: str = ""
+    high: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """All panels of one reading, with what its caption says."""
+
+    anchor: str
+    reading: Reading
+    panels: list[Panel]
+    missing: str = ""
+    remarks: list[str] = field(default_factory=list)
+    has_null: bool = False
+    has_band: bool = False
+
+
+def anchor(name: str) -> str:
+    """A name as an in-page address."""
+    return "r-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "reading")
+
+
+def curves(readings: Iterable[Reading]) -> list[Figure]:
+    """One figure per reading along the depth."""
+    return [_curves(r) for r in readings if is_curve(r)]
+
+
+def maps(readings: Iterable[Reading]) -> list[Figure]:
+    """One figure per reading by layer and head."""
+    return [_maps(r) for r in readings if is_map(r)]
+
+
+def _figure(
+    reading: Reading, panels: list[Panel], tracks: list[Track], remarks: list[str]
+) -> Figure:
+    return Figure(
+        anchor=anchor(reading.name),
+        reading=reading,
+        panels=panels,
+        missing=absent(reading),
+        remarks=remarks,
+        has_null=any(t.null is not None for t in tracks),
+        has_band=any(t.low is not None for t in tracks),
+    )
+
+
+def absent(reading: Reading) -> str:
+    """ "3 of 144 values not computed: reason", or ""."""
+    gone = int((~np.isfinite(reading.values)).sum())
+    if not gone:
+        return ""
+    why = reading.reason or "no reason was given"
+    if gone == reading.values.size:
+        return f"Not computed: {why}"
+    return f"{gone:,} of {reading.values.size:,} values not computed: {why}"
+
+
+def _curves(reading: Reading) -> Figure:
+    tracks = [t for t in split(reading) if not t.empty]
+    log = charts.wants_log([t.values for t in tracks], reading.range)
+    panels = [
+        _panel(t.label, [partial(charts.curve, t, reading.title, reading.unit, log)])
+        for t in tracks
+    ]
+    remarks = ["The value axis is logarithmic."] if log else []
+    return _figure(reading, panels, tracks, remarks)
+
+
+def _panel(label: str, makers: list[Callable[[], Markup]], **more: str) -> Panel:
+    try:
+        return Panel(label, tuple(make() for make in makers), **more)
+    except Exception as error:  # noqa: BLE001 - one chart that fails leaves the others standing
+        return Panel(label, failed=f"{type(error).__name__}: {error}", **more)
+
+
+def _maps(reading: Reading) -> Figure:
+    tracks = [t for t in split(reading) if not t.empty]
+    if not tracks:
+        return _figure(reading, [], [], [])
+    try:
+        shade = charts.shading(tracks, reading.range)
+        told = [t for t in tracks if _telling(t)]
+        gaps = {t.label: charts.difference(t) for t in told}
+        gap_shade = charts.difference_shading(list(gaps.values())) if gaps else None
+    except Exception as error:  # noqa: BLE001 - as above
+        return _figure(reading, [Panel("", failed=f"{type(error).__name__}: {error}")], [], [])
+    panels = []
+    for track in tracks:
+        panels.append(_map_panel(track, reading, shade))
+        if gap_shade and track.label in gaps:
+            panels.append(_map_panel(gaps[track.label], reading, gap_shade))
+    return _figure(reading, panels, tracks, _map_remarks(tracks, bool(gaps), shade, reading))
+
+
+def _map_panel(track: Track, reading: Reading, shade: charts.Shading) -> Panel:
+    against = shade.scale == "d"
+    title = f"{reading.title}, minus the null" if against else reading.title
+    makers = [
+        partial(charts.heat, track, title, reading.unit, shade, upright)
+        for upright in (False, True)
+    ]
+    return _panel(
+        f"{track.label}, minus the null" if against else track.label,
+        makers,
+        legend=shade.scale,
+        low=number(shade.low),
+        middle="as the null" if against else "",
+        high=quantity(shade.high, reading.unit) if not against else f"+{number(shade.high)}",
+        note="log scale" if shade.logarithmic else "",
+    )
+
+
+def _telling(track: Track) -> bool:
+    """Whether the null says something: enough heads lie off it, by more than their interval."""
+    if track.null is None:
+        return False
+    both = np.isfinite(track.values) & np.isfinite(track.null)
+    if not both.any():
+        return False
+    if track.low is not None and track.high is not None:
+        off = (track.null < track.low) | (track.null > track.high)
+    else:
+        span = np.nanmax(track.values) - np.nanmin(track.values)
+        off = np.abs(track.values - track.null) > 0.05 * (span or 1.0)
+    return bool(off[both].mean() >= TELLING)
+
+
+def _map_remarks(
+    tracks: list[Track], differs: bool, shade: charts.Shading, reading: Reading
+) -> list[str]:
+    remarks = [
+        "Each column is a layer, each row a head; on a narrow screen, the other way round."
+    ]
+    if shade.logarithmic:
+        remarks.append("Colours are on a logarithmic scale.")
+    if any(not np.isfinite(t.values).all() for t in tracks):
+        remarks.append("A cross marks a value that was not computed.")
+    null = [t.null[np.isfinite(t.null)] for t in tracks if t.null is not None]
+    if null and np.concatenate(null).size:
+        middle = number(float(np.median(np.concatenate(null))))
+        meaning = reading.null_meaning or "null"
+        remarks.append(f"Null ({meaning}): median {middle}.")
+        if not differs:
+            remarks.append(
+                "Nearly every head is where its null is: no difference map is drawn."
+            )
+    if any(t.values.size > charts.MOST_DRAWN for t in tracks):
+        remarks.append("Drawn as a picture; exact numbers are in report.json.")
+    return remarks

@@ -1,0 +1,117 @@
+"""The report as one HTML file: no script, no outside resource, every text escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from attoscope.report import closer, colours, figures, tables, words
+from attoscope.report.summary import data_facts, facts, method_facts
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from attoscope.diagnosis import Diagnosis
+
+FRAME_HEIGHT = 760
+
+
+def page(diagnosis: Diagnosis, *, framed: bool = False) -> str:
+    """The whole page as text. `framed` makes it fit to stand inside another page."""
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        framed=framed,
+        css=Markup(_css()),
+        title=words.visible(str(diagnosis.model.get("name", "model"))),
+        facts=facts(diagnosis),
+        verdict=diagnosis.verdict,
+        severity=diagnosis.findings[0].severity if diagnosis.findings else "fine",
+        findings=[_finding(f, diagnosis) for f in diagnosis.findings],
+        curves=figures.curves(diagnosis.reading_list),
+        maps=figures.maps(diagnosis.reading_list),
+        closeups=[_attempt(partial(closer.view, c), "close-up") for c in diagnosis.closeups],
+        summary=[tables.summary(r) for r in diagnosis.reading_list],
+        tables=[_attempt(partial(tables.full, r), r.title) for r in diagnosis.reading_list],
+        data_facts=data_facts(diagnosis),
+        method_facts=method_facts(diagnosis),
+        versions=diagnosis.versions,
+        timings=diagnosis.timings,
+    )
+
+
+def frame(diagnosis: Diagnosis) -> str:
+    """The page inside a frame of its own, for notebooks: its names and styles stay inside."""
+    inner = escape(page(diagnosis, framed=True))
+    label = escape(f"attoscope report: {diagnosis.model.get('name', 'model')}")
+    return (
+        f'<iframe title="{label}" sandbox="" srcdoc="{inner}" width="100%" '
+        f'height="{FRAME_HEIGHT}" style="border:1px solid #8884;border-radius:8px"></iframe>'
+    )
+
+
+def _finding(finding: Any, diagnosis: Diagnosis) -> dict[str, Any]:
+    from attoscope.report.minimap import minimap
+
+    interval = words.interval(*finding.interval) if finding.interval else ""
+    return {
+        "finding": finding,
+        "measured": words.quantity(finding.measured, finding.unit),
+        "interval": interval,
+        "null": "" if finding.null is None else words.quantity(finding.null, finding.unit),
+        "where": words.where(finding.sites, finding.heads),
+        "minimap": _attempt(partial(minimap, finding, diagnosis.reading_list), "map")["it"],
+        "evidence": [closer.evidence(e, finding.unit) for e in finding.evidence],
+    }
+
+
+def _attempt(make: Callable[[], Any], name: str) -> dict[str, Any]:
+    """What `make` gives, or why it failed: one part that fails leaves the others standing."""
+    try:
+        return {"name": name, "it": make(), "failed": ""}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the report survives
+        return {"name": name, "it": None, "failed": f"{type(error).__name__}: {error}"}
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("attoscope.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = words.number
+    environment.filters["visible"] = lambda text: words.visible(str(text))
+    environment.filters["paper"] = linked_paper
+    environment.filters["anchor"] = figures.anchor
+    return environment
+
+
+@cache
+def _css() -> str:
+    text = files("attoscope.report").joinpath("templates/report.css").read_text("utf-8")
+    for theme in colours.SCALES:
+        text = text.replace(f"/*scale-{theme}*/", colours.variables(theme))
+    return text
+
+
+def linked_paper(text: str) -> Markup:
+    """A citation; an arXiv number in it becomes a link."""
+    import re
+
+    found = re.search(r"(?:arXiv[: ]\s*)?\b(\d{4}\.\d{4,5})(?:v\d+)?\b", text, re.IGNORECASE)
+    if not found:
+        return escape(text)
+    link = Markup('<a rel="noreferrer" href="https://arxiv.org/abs/{}">{}</a>')
+    return (
+        escape(text[: found.start()])
+        + link.format(found[1], found[0])
+        + escape(text[found.end() :])
+    )

@@ -1,0 +1,177 @@
+"""`report.json`: stable keys, no NaN, written whole. docs/report-schema.md says what each means."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attoscope.errors import AttoscopeError
+from attoscope.findings import Evidence, Finding, Remedy
+from attoscope.measures.base import Reading
+from attoscope.report.files import write_whole
+
+if TYPE_CHECKING:
+    from attoscope.diagnosis import Closeup, Diagnosis
+
+SCHEMA_VERSION = 1
+
+
+def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Everything that was found, as plain data: what stands in `report.json`."""
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": diagnosis.verdict,
+        "model": diagnosis.model,
+        "data": diagnosis.data,
+        "versions": diagnosis.versions,
+        "findings": [finding.to_dict() for finding in diagnosis.findings],
+        "readings": {r.name: _reading(r) for r in diagnosis.reading_list},
+        "closeups": [asdict(closeup) for closeup in diagnosis.closeups],
+        "timings": diagnosis.timings,
+    }
+    plain: dict[str, Any] = _plain(data)
+    return plain
+
+
+def dumps(diagnosis: Diagnosis) -> str:
+    """The text of `report.json`."""
+    return json.dumps(to_dict(diagnosis), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write(diagnosis: Diagnosis, path: str | Path) -> Path:
+    """Write `report.json` whole, or not at all; gives the path."""
+    return write_whole(path, dumps(diagnosis))
+
+
+def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The plain data of a report, from a path or from data already loaded; keys are checked."""
+    data: Any = source
+    if isinstance(source, str | Path):
+        try:
+            data = json.loads(Path(source).read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it holds no JSON"
+            raise AttoscopeError(
+                f"{source} cannot be read as a report ({why}); a report.json written by "
+                "attoscope was expected: give the path of one."
+            ) from error
+    if not isinstance(data, Mapping) or "readings" not in data or "findings" not in data:
+        raise AttoscopeError(
+            "This is no attoscope report: the keys `readings` and `findings` were expected; "
+            "give a report.json written by `attoscope diagnose`."
+        )
+    if data.get("schema_version") != SCHEMA_VERSION:
+        raise AttoscopeError(
+            f"The report has schema version {data.get('schema_version')!r}, and this attoscope "
+            f"reads version {SCHEMA_VERSION}: write the report again with this version."
+        )
+    return dict(data)
+
+
+def parts(data: Mapping[str, Any]) -> tuple[tuple[Reading, ...], tuple[Finding, ...]]:
+    """Readings and findings back from the plain data of `read`."""
+    try:
+        readings = tuple(_reading_back(name, r) for name, r in data["readings"].items())
+        findings = tuple(_finding_back(f) for f in data["findings"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AttoscopeError(
+            f"The report is damaged ({type(error).__name__}: {error}); readings and findings as "
+            "in docs/report-schema.md were expected: write the report again."
+        ) from error
+    return readings, findings
+
+
+def _plain(value: Any) -> Any:
+    """Plain JSON data: arrays as lists, tuples as lists, NaN and infinity as None."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)
+
+
+def _reading(r: Reading) -> dict[str, Any]:
+    interval = None if r.low is None or r.high is None else {"low": r.low, "high": r.high}
+    return {
+        "title": r.title,
+        "meaning": r.meaning,
+        "unit": r.unit,
+        "range": r.range,
+        "dims": r.dims,
+        "coords": r.coords,
+        "values": r.values,
+        "interval": interval,
+        "null": r.null,
+        "null_meaning": r.null_meaning,
+        "row_error": r.row_error,
+        "reason": r.reason,
+        "source": r.source,
+    }
+
+
+def _array(values: Any) -> Any:
+    """A float64 array from nested lists; None inside becomes NaN, None itself stays."""
+    return None if values is None else np.array(values, dtype=np.float64)
+
+
+def _reading_back(name: str, r: Mapping[str, Any]) -> Reading:
+    interval = r["interval"] or {"low": None, "high": None}
+    low, high = r["range"]
+    return Reading(
+        name=name,
+        title=r["title"],
+        meaning=r["meaning"],
+        unit=r["unit"],
+        range=(low, high),
+        dims=tuple(r["dims"]),
+        coords={dim: tuple(labels) for dim, labels in r["coords"].items()},
+        values=_array(r["values"]),
+        low=_array(interval["low"]),
+        high=_array(interval["high"]),
+        null=_array(r["null"]),
+        null_meaning=r["null_meaning"],
+        row_error=_array(r["row_error"]),
+        reason=r["reason"],
+        source=r["source"],
+    )
+
+
+def _finding_back(f: Mapping[str, Any]) -> Finding:
+    return Finding(
+        **{
+            **f,
+            "sites": tuple(f["sites"]),
+            "heads": tuple((site, head) for site, head in f["heads"]),
+            "interval": None if f["interval"] is None else tuple(f["interval"]),
+            "evidence": tuple(Evidence(**each) for each in f["evidence"]),
+            "remedy": Remedy(**f["remedy"]),
+        }
+    )
+
+
+def closeups(data: Mapping[str, Any]) -> tuple[Closeup, ...]:
+    """The close-ups back from the plain data of `read`."""
+    from attoscope.diagnosis import Closeup
+
+    return tuple(
+        Closeup(
+            **{
+                **each,
+                "tokens": tuple(each["tokens"]),
+                "weights": tuple(math.nan if w is None else w for w in each["weights"]),
+            }
+        )
+        for each in data.get("closeups", ())
+    )

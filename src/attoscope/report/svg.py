@@ -1,0 +1,69 @@
+"""Make the SVG that Vega draws fit for a page: small, themed by CSS variables, accessible.
+
+Charts are drawn with placeholder colours, since Vega cannot write `var(--ink)`; here they are put
+in place. Texts of marks travel as numbers and are put in escaped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+# No chart holds these by chance: they are nearly black, and the theme has no black.
+_NAMED = {
+    "#010101": "ink",
+    "#010102": "soft",
+    "#010103": "line",
+    "#010104": "accent",
+    "#010105": "null",
+}
+PLACEHOLDER = {name: code for code, name in _NAMED.items()}
+
+_NOISE = re.compile(
+    r" (?:xmlns(?::xlink)?|version|role|aria-roledescription|aria-hidden|pointer-events|"
+    r'font-family|opacity|stroke-miterlimit|class)="[^"]*"'
+)
+_EMPTY = re.compile(
+    r'<path d="M[\d.,-]+h0v0h0Z"/>|<path(?: [a-z-]+="[^"]*")*? display="none"/>'
+)
+_MARK = re.compile(r'<path aria-label="(\d+)"([^>]*)/>')
+_OTHER_LABEL = re.compile(r'(<(?:svg|g|path|text)[^>]*?) aria-label="[^"]*"')
+_COLOUR = re.compile(r"#0101[0-9a-f]{2}|#02([01])0([0-9a-f]{2})", re.IGNORECASE)
+_LONG = re.compile(r"-?\d+\.\d{3,}")
+_GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")
+
+
+def scale_colour(scale: str, step: int) -> str:
+    """The placeholder of one step of a scale ("s" sequential, "d" diverging)."""
+    return f"#02{'sd'.index(scale)}0{step:02x}"
+
+
+def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Markup:
+    """The SVG for inlining: `label` names it, `texts` are what its marks say when pointed at."""
+    body = _NOISE.sub("", raw)
+    body = _LONG.sub(lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = _EMPTY.sub("", body)
+    body = _COLOUR.sub(_variable, body)
+    before = None
+    while before != body:
+        before, body = body, _GROUP.sub(r"\1", body)
+    # The texts come last: they are the readers' own words, and nothing may be done to them.
+    body = _MARK.sub(lambda m: _titled(m, texts), body)
+    body = _OTHER_LABEL.sub(r"\1", body)
+    head = f'<svg role="img" aria-label="{escape(label)}" class="chart {css}" '
+    return Markup(body.replace("<svg ", head, 1))
+
+
+def _titled(found: re.Match[str], texts: Sequence[str]) -> str:
+    return f"<path{found[2]}><title>{escape(texts[int(found[1])])}</title></path>"
+
+
+def _variable(found: re.Match[str]) -> str:
+    code = found[0].lower()
+    if code in _NAMED:
+        return f"var(--{_NAMED[code]})"
+    if found[2] is None:
+        return found[0]
+    return f"var(--{'sd'[int(found[1])]}{int(found[2], 16)})"

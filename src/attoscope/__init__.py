@@ -1,0 +1,41 @@
+"""attoscope: see what attention selects, and why.
+
+Public names are loaded on first use, so that `import attoscope` stays light: neither torch nor
+transformers nor plotting is imported by it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attoscope.errors import AttoscopeError as AttoscopeError
+    from attoscope.findings import Finding as Finding
+
+__version__ = "0.1.0"
+
+# Where each public name lives. No module may bear the name of a public function: importing
+# `attoscope.x` would put the module in the place of the function.
+_HOMES = {
+    "AttoscopeError": "attoscope.errors",
+    "Finding": "attoscope.findings",
+    "Subject": "attoscope.trace",
+    "watch": "attoscope.trace",
+    "Diagnosis": "attoscope.diagnosis",
+    "diagnose": "attoscope.diagnosing",
+    "check": "attoscope.checking",
+}
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'attoscope' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,141 @@
+"""Run measures over batches, and the same measures over the null: shuffled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attoscope.measures.base import Measure, Reading, with_null
+from attoscope.measures.selection import Selection
+from attoscope.measures.smoothness import Smoothness
+from attoscope.measures.stream import Stream
+from attoscope.trace import Batch, Layer, Subject, shuffled, watch
+
+Progress = Callable[[int], None]
+Span = tuple[int, int] | None
+SHUFFLED = "the same tokens in random order"
+# One document in four also runs shuffled: a null needs less precision than the reading.
+NULL_EVERY = 4
+_REMEMBERED = 4096
+
+
+@dataclass(slots=True)
+class Measurement:
+    """Measures after a run: `real` on the data, `null` on the shuffled part of it.
+
+    `ids` keeps the token ids of the first documents, so that evidence can be put in words.
+    """
+
+    real: tuple[Measure, ...]
+    null: tuple[Measure, ...]
+    null_documents: int = 0
+    interrupted: bool = False
+    first: Batch | None = None
+    ids: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def readings(self) -> tuple[Reading, ...]:
+        """All readings, each with its null where there is one."""
+        nulls = [reading for measure in self.null for reading in measure.read()]
+        real = [reading for measure in self.real for reading in measure.read()]
+        return tuple(with_null(real, nulls, SHUFFLED) if self.null_documents else real)
+
+
+def measure(
+    subject: Subject,
+    batches: Iterable[Batch],
+    *,
+    rows: int | None = 128,
+    seed: int = 0,
+    layers: Span = None,
+    null: bool = True,
+    keep_finished: bool = False,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Run every batch once, and one document in four once more with its tokens shuffled.
+
+    `layers` = (first, end) measures only these layers of each stack. With `keep_finished` an
+    interrupt after the first batch ends the run and keeps what was measured.
+    """
+    found = Measurement(_measures(rows, seed), _measures(rows, seed))
+    try:
+        for batch in batches:
+            watch(subject, batch, _visitor(found.real, layers))
+            if null:
+                _null_pass(subject, batch, found, seed, layers)
+            _remember(found, batch)
+            if progress is not None:
+                progress(len(batch))
+    except KeyboardInterrupt:
+        if not keep_finished or found.first is None:
+            raise
+        found.interrupted = True
+    return found
+
+
+def _measures(rows: int | None, seed: int) -> tuple[Measure, ...]:
+    return (Selection(rows=rows, seed=seed), Smoothness(seed=seed), Stream(seed=seed))
+
+
+def _visitor(measures: tuple[Measure, ...], span: Span) -> Callable[[Layer, Batch], None]:
+    def visit(layer: Layer, batch: Batch) -> None:
+        if span is None or span[0] <= layer.index < span[1]:
+            for one in measures:
+                one.update(layer, batch)
+
+    return visit
+
+
+def _null_pass(
+    subject: Subject, batch: Batch, found: Measurement, seed: int, layers: Span
+) -> None:
+    chosen = [
+        row for row, doc in enumerate(batch.documents) if doc < 2 or doc % NULL_EVERY == 0
+    ]
+    part = take(batch, chosen) if chosen else None
+    mixed = shuffled(subject, part, seed) if part is not None else None
+    if mixed is None:
+        return
+    watch(subject, mixed, _visitor(found.null, layers))
+    found.null_documents += len(mixed)
+
+
+def take(batch: Batch, rows: list[int]) -> Batch:
+    """Some documents of a batch, cut to the longest of them."""
+    index = torch.tensor(rows)
+    size = len(batch)
+    length = None if batch.valid is None else batch.valid.shape[1]
+    longest = None if batch.valid is None else int(batch.valid[index].sum(1).max())
+
+    def part(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != size:
+            return value
+        value = value[index.to(value.device)]
+        return value[:, :longest] if value.dim() > 1 and value.shape[1] == length else value
+
+    inputs = batch.inputs
+    inputs = {k: part(v) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs
+    return replace(
+        batch,
+        inputs=inputs,
+        documents=tuple(batch.documents[row] for row in rows),
+        valid=part(batch.valid),
+        special=part(batch.special),
+        decoder_valid=part(batch.decoder_valid),
+        tokens=None if batch.tokens is None else tuple(batch.tokens[row] for row in rows),
+    )
+
+
+def _remember(found: Measurement, batch: Batch) -> None:
+    if found.first is None:
+        found.first = batch
+    ids = batch.inputs.get("input_ids") if isinstance(batch.inputs, dict) else None
+    if not isinstance(ids, Tensor) or len(found.ids) >= _REMEMBERED:
+        return
+    for row, document in enumerate(batch.documents):
+        kept = ids[row] if batch.valid is None else ids[row][batch.valid[row]]
+        found.ids[document] = kept.cpu().numpy().astype(np.int32)

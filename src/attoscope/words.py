@@ -1,0 +1,63 @@
+"""Token ids and patches in words, for evidence and close-ups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attoscope.findings import Evidence, Finding
+
+_CONTEXT = 6
+
+
+def piece(tokenizer: Any, token: int) -> str:
+    """One token as a person reads it; the tokenizer's own piece where it does not decode."""
+    text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
+    if not text or "\ufffd" in text:
+        text = str(tokenizer.convert_ids_to_tokens(token))
+    return str(text)
+
+
+def pieces(tokenizer: Any, ids: Any) -> tuple[str, ...]:
+    """All tokens of a document, or numbers when there is no tokenizer."""
+    if tokenizer is None:
+        return tuple(f"[{int(i)}]" for i in ids)
+    return tuple(piece(tokenizer, int(i)) for i in ids)
+
+
+def in_words(
+    findings: tuple[Finding, ...], ids: dict[int, np.ndarray[Any, Any]], tokenizer: Any
+) -> tuple[Finding, ...]:
+    """The findings with the tokens of their evidence filled in, and some text around them."""
+    return tuple(
+        replace(f, evidence=tuple(_with_words(e, ids, tokenizer) for e in f.evidence))
+        for f in findings
+    )
+
+
+def _with_words(
+    evidence: Evidence, ids: dict[int, np.ndarray[Any, Any]], tokenizer: Any
+) -> Evidence:
+    document = ids.get(evidence.document) if evidence.document is not None else None
+    # Sites of a decoder that reads beside an encoder have other tokens than those kept.
+    if document is None or evidence.position is None or evidence.position >= len(document):
+        return evidence
+    chosen = evidence.chosen_position
+    start = max(0, evidence.position - _CONTEXT)
+    around = document[start : evidence.position + _CONTEXT + 1]
+    return replace(
+        evidence,
+        token=pieces(tokenizer, document[evidence.position : evidence.position + 1])[0],
+        chosen_token=pieces(tokenizer, document[chosen : chosen + 1])[0]
+        if chosen is not None and chosen < len(document)
+        else None,
+        text=_joined(tokenizer, around),
+    )
+
+
+def _joined(tokenizer: Any, ids: Any) -> str:
+    if tokenizer is None:
+        return " ".join(f"[{int(i)}]" for i in ids)
+    return str(tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False))

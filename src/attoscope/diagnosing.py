@@ -38,6 +38,7 @@ def diagnose(
     seed: int = 0,
     dtype: str = "auto",
     device: str = "cpu",
+    sources: tuple[str, ...] = (),
     keep_finished: bool = False,
     progress: Progress | None = None,
 ) -> Diagnosis:
@@ -52,6 +53,7 @@ def diagnose(
         layers: (first, end) to measure only some layers of each stack.
         null: also run one document in four with its tokens shuffled, as the null of the readings.
         dtype, device: for models loaded here; a module is used as it is.
+        sources: where the data came from, in words, for the report.
         keep_finished: an interrupt keeps what was measured so far instead of losing it.
         progress: called with the number of documents after each batch.
 
@@ -64,8 +66,8 @@ def diagnose(
     subject = subject_of(model, dtype=dtype, device=device)
     loaded = time.perf_counter()
     counts = Counts()
-    data, sources = (data, []) if data is not None else _sample(subject)
-    counts.notes.extend(sources)
+    if data is None:
+        data = _sample(subject, counts)
     stream = batches(
         subject, data, max_tokens=max_tokens, batch_size=batch_size, counts=counts
     )
@@ -84,7 +86,7 @@ def diagnose(
     ended = time.perf_counter()
     return Diagnosis(
         model=_model_facts(subject, peeked.first, unchanged),
-        data=_data_facts(counts, found, rows, max_tokens),
+        data=_data_facts(counts, found, rows, max_tokens, sources),
         versions=_versions(),
         reading_list=readings,
         findings=findings,
@@ -133,14 +135,16 @@ class _Peeked:
             close()
 
 
-def _sample(subject: Subject) -> tuple[Any, list[str]]:
+def _sample(subject: Subject, counts: Counts) -> list[str]:
     if subject.tokenizer is None:
         raise AttoscopeError(
             f"no data was given and {subject.name} has no tokenizer for the built-in sample; "
             "give texts, images or a ready batch"
         )
-    note = f"no text was given: read the built-in sample of {len(SAMPLE_TEXTS)} paragraphs"
-    return list(SAMPLE_TEXTS), [note]
+    counts.notes.append(
+        f"no text was given: read the built-in sample of {len(SAMPLE_TEXTS)} paragraphs"
+    )
+    return list(SAMPLE_TEXTS)
 
 
 def _validate(rows: int | None, batch_size: int, layers: Span) -> None:
@@ -224,7 +228,11 @@ def _tied(model: nn.Module) -> bool:
 
 
 def _data_facts(
-    counts: Counts, found: Measurement, rows: int | None, max_tokens: int | None
+    counts: Counts,
+    found: Measurement,
+    rows: int | None,
+    max_tokens: int | None,
+    sources: tuple[str, ...],
 ) -> dict[str, Any]:
     notes = list(counts.notes)
     if counts.truncated:
@@ -250,7 +258,7 @@ def _data_facts(
         "null": null,
         "null_every": NULL_EVERY,
         "interrupted": found.interrupted,
-        "sources": [],
+        "sources": list(sources),
         "notes": notes,
     }
 

@@ -1,0 +1,42 @@
+"""The command line: one file per command. What a command does is one Python call, which its
+help names."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Bad input: one sentence and exit code 2, never a traceback."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command; gives its exit code (0 done, 1 `--fail-on` met, 2 bad input)."""
+    import click
+
+    from attoscope.cli.app import app
+    from attoscope.errors import AttoscopeError
+
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="attoscope")
+    except AttoscopeError as error:
+        return _complain(str(error))
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "attoscope"
+        return _complain(f"{error.format_message()} (see {command} --help)")
+    except click.exceptions.Exit as error:
+        return int(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        print("attoscope: interrupted; nothing was written", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader went away (as in `| head`): not an error of the user's.
+        sys.stderr.close()
+        return 0
+    return int(code or 0)
+
+
+def _complain(sentence: str) -> int:
+    print(f"attoscope: {' '.join(sentence.split())}", file=sys.stderr)
+    return 2

@@ -1,0 +1,178 @@
+"""`attoscope diagnose`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attoscope.cli.inputs import Inputs, gather, row_count, span, writable
+from attoscope.errors import AttoscopeError
+from attoscope.findings import SEVERITIES, Finding, rank
+
+if TYPE_CHECKING:
+    from attoscope.diagnosis import Diagnosis
+
+DEFAULT_OUT = Path("attoscope-report")
+
+
+def diagnose(
+    model: Annotated[str, typer.Argument(help="A model directory, a hub id or a GGUF file.")],
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="", help="More files for --text.", hidden=True)
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE…", help="Text files, one document each; folders; - for stdin."),
+    ] = None,
+    images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of images.")] = None,
+    batch: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A ready batch: .safetensors, .npz or .pt."),
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Each line is a document.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"Where report.html and report.json go [{DEFAULT_OUT}]."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Cut documents to N tokens [512].")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Documents at a time.")] = 8,
+    rows: Annotated[
+        str, typer.Option(metavar="N", help="Query rows sampled per sequence and layer, or all.")
+    ] = "128",
+    dtype: Annotated[
+        str, typer.Option(help="auto (the checkpoint's own), float32, float16 or bfloat16.")
+    ] = "auto",
+    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    seed: Annotated[int, typer.Option(metavar="N", help="For samples, null and intervals.")] = 0,
+    layers: Annotated[
+        str | None, typer.Option(metavar="A:B", help="Measure only layers A to B - 1.")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="REPORT.json", help="Judge by what got worse since that report."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would take, and stop.")
+    ] = False,
+    fail_on: Annotated[
+        str | None, typer.Option(help="Exit with 1 at this severity: note, warning or severe.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print findings only.")] = False,
+) -> int:
+    """Find what is wrong with a transformer's attention and residual stream, and where.
+
+    Reads the model on texts, images or a ready batch; writes report.html and report.json.
+    In Python: attoscope.diagnose(model, data).
+    """
+    if fail_on is not None and fail_on not in SEVERITIES:
+        raise AttoscopeError(
+            f"--fail-on: got {fail_on!r}; expected one of {', '.join(SEVERITIES)}"
+        )
+    if more and not text:
+        raise AttoscopeError(
+            f"got {' '.join(more[:3])} after the model; to read files, name them with --text"
+        )
+    inputs = gather([*(text or []), *(more or [])], images, batch, lines)
+    options: dict[str, Any] = {
+        "rows": row_count(rows), "max_tokens": max_tokens, "batch_size": batch_size,
+        "layers": span(layers), "seed": seed, "dtype": dtype, "device": device,
+    }  # fmt: skip
+    if dry_run:
+        return _dry_run(model, inputs, options)
+    before = _baseline(baseline)
+    folder = None if as_json and out is None else writable(out or DEFAULT_OUT)
+    diagnosis = _run(model, inputs, options, show=not (quiet or as_json))
+    worse = _worse(diagnosis, before)
+    _write(diagnosis, worse, folder, as_json, quiet)
+    if diagnosis.data["interrupted"]:
+        return 130
+    judged = diagnosis.findings if worse is None else tuple(worse)
+    return int(fail_on is not None and _reaches(judged, fail_on))
+
+
+def _run(
+    model: str, inputs: Inputs | None, options: dict[str, Any], show: bool
+) -> Diagnosis:
+    from attoscope.diagnosing import diagnose as run
+
+    with _progress(inputs.total if inputs else None, show) as advance:
+        return run(
+            model, inputs.data if inputs else None, keep_finished=True, progress=advance,
+            sources=inputs.sources if inputs else (), **options,
+        )  # fmt: skip
+
+
+def _write(
+    diagnosis: Diagnosis,
+    worse: list[Finding] | None,
+    folder: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    written = []
+    if folder is not None:
+        written = [
+            diagnosis.to_html(folder / "report.html"),
+            diagnosis.to_json(folder / "report.json"),
+        ]
+    if as_json:
+        from attoscope.report.json import text
+
+        typer.echo(text(diagnosis))
+        return
+    from attoscope.report.terminal import show
+
+    show(diagnosis, quiet=quiet, worse=worse)
+    if written and not quiet:
+        typer.echo(f"\nWritten: {written[0]} and {written[1].name}")
+
+
+def _baseline(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    from attoscope.report.json import read
+
+    return read(path)
+
+
+def _worse(diagnosis: Diagnosis, before: dict[str, Any] | None) -> list[Finding] | None:
+    if before is None:
+        return None
+    from attoscope.report.baseline import compare_to_baseline
+
+    return compare_to_baseline(diagnosis, before)
+
+
+def _reaches(findings: tuple[Finding, ...], severity: str) -> bool:
+    return any(rank(f.severity) >= SEVERITIES.index(severity) for f in findings)  # type: ignore[arg-type]
+
+
+def _dry_run(model: str, inputs: Inputs | None, options: dict[str, Any]) -> int:
+    from attoscope.estimating import estimate
+
+    typer.echo(estimate(model, inputs.data if inputs else None, **options).sentence)
+    return 0
+
+
+@contextmanager
+def _progress(total: int | None, show: bool) -> Iterator[Callable[[int], None] | None]:
+    """A bar on the terminal; nothing in a pipe."""
+    if not show or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=total)
+        yield lambda documents: bar.advance(task, documents)

@@ -38,7 +38,7 @@ class Closeup:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A diagnosed model: what was read, each number with its interval and null, and what it says.
+    """A diagnosed model: what was read, with intervals and nulls, and what it says.
 
     `findings` come most severe first. `readings` is an `xarray.Dataset`; `reading_list` holds
     the same as plain records.
@@ -63,10 +63,10 @@ class Diagnosis:
     def readings(self) -> xr.Dataset:
         """All readings as an `xarray.Dataset`, dims `site`, `head`, `point`.
 
-        A reading NAME is there with NAME_low, NAME_high (95 % bootstrap interval over documents),
-        NAME_null and NAME_row_error where it has them. NaN is "not computed"; the attribute
-        `reason` says why. Attributes: title, meaning, unit, valid_min, valid_max, null_meaning,
-        reason, source.
+        A reading NAME is there with NAME_low, NAME_high (95 % bootstrap interval over
+        documents), NAME_null and NAME_row_error where it has them. NaN is "not computed"; the
+        attribute `reason` says why. Attributes: title, meaning, unit, valid_min, valid_max,
+        null_meaning, reason, source.
         """
         import xarray as xr
 
@@ -82,7 +82,7 @@ class Diagnosis:
         return xr.Dataset(variables, coords={dim: list(each) for dim, each in coords.items()})
 
     def to_html(self, path: str | Path) -> Path:
-        """Write the report as one HTML file (no script, no outside resource); gives its path."""
+        """Write the report as one HTML file, which needs nothing else; gives its path."""
         from attoscope.report.files import write_whole
         from attoscope.report.html import page
 

@@ -49,7 +49,7 @@ def head_reading(rng, stacks, name, title, *, unit="share", top=1.0, bounds=(0.0
     return Reading(
         name=name,
         title=title,
-        meaning=f"{title} of each head's rows, averaged over documents. Low: few keys; high: many.",
+        meaning=f"{title} of each head's rows, over documents. Low: few keys; high: many.",
         unit=unit,
         range=bounds,
         dims=("site", "head"),

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from attoscope.report import colours, picture
 from attoscope.report.svg import PLACEHOLDER, finish, scale_colour
 from attoscope.report.tracks import Array, Track
-from attoscope.report.words import interval, number, place, quantity
+from attoscope.report.words import interval, number, quantity, spelt
 
 if TYPE_CHECKING:
     import altair as alt
 
 CURVE_WIDTH, CURVE_HEIGHT = 452, 210
+# A cell that says its number when pointed at takes six times the bytes of one that does not.
+MOST_TOLD = 600
 # Above this a drawing of cells gets heavy for a browser, and a picture says as much.
 MOST_DRAWN = 2_000
 _FONT = "Helvetica, Arial, sans-serif"
@@ -67,10 +69,8 @@ def _ticks(labels: tuple[str, ...], most: int) -> list[int]:
     ]
     named = [i for i, label in enumerate(labels) if not label.isdigit()]
     # A name ("in", "final") wins over the number beside it.
-    near = max(1, stride // 2)
-    return sorted(
-        named + [i for i in digits if stride == 1 or all(abs(i - n) > near for n in named)]
-    )
+    near = max(1 if amount > 9 else 0, stride // 2)
+    return sorted(named + [i for i in digits if all(abs(i - n) > near for n in named)])
 
 
 # ---- curves
@@ -81,7 +81,7 @@ def curve(track: Track, title: str, unit: str, logarithmic: bool) -> Markup:
     import altair as alt
 
     rows = _curve_rows(track)
-    texts = [_curve_text(track, i, unit) for i in range(len(rows))]
+    texts = [_text(track, i, unit) for i in range(len(rows))]
     scale = (
         alt.Scale(type="log", nice=True) if logarithmic else alt.Scale(zero=False, nice=True)
     )
@@ -95,7 +95,12 @@ def curve(track: Track, title: str, unit: str, logarithmic: bool) -> Markup:
     )
     last = len(rows) - 1
     x = alt.X("i:Q", axis=axis, scale=alt.Scale(domain=[0, max(last, 1)], nice=False))
-    y_axis = alt.Axis(title=unit or "value", tickCount=5, domain=False, ticks=False)
+    y_axis = alt.Axis(
+        title=unit or "value",
+        domain=False,
+        ticks=False,
+        **({"values": _powers(track)} if logarithmic else {"tickCount": 5}),
+    )
     y = alt.Y("value:Q", scale=scale, axis=y_axis)
     base = alt.Chart(alt.Data(values=rows))
     accent, null = PLACEHOLDER["accent"], PLACEHOLDER["null"]
@@ -116,6 +121,14 @@ def curve(track: Track, title: str, unit: str, logarithmic: bool) -> Markup:
     return finish(_svg(_themed(chart)), label, texts, "curve")
 
 
+def _powers(track: Track) -> list[float]:
+    """The powers of ten that a logarithmic axis needs."""
+    arrays = (track.values, track.low, track.high, track.null)
+    finite = np.concatenate([a[np.isfinite(a) & (a > 0)] for a in arrays if a is not None])
+    low, high = np.floor(np.log10(finite.min())), np.ceil(np.log10(finite.max()))
+    return [float(10.0**power) for power in np.arange(low, high + 1)]
+
+
 def _curve_rows(track: Track) -> list[dict[str, float | None]]:
     rows: list[dict[str, float | None]] = []
     for i in range(len(track.values)):
@@ -127,12 +140,12 @@ def _curve_rows(track: Track) -> list[dict[str, float | None]]:
     return rows
 
 
-def _curve_text(track: Track, index: Any, unit: str) -> str:
+def _text(track: Track, index: Any, unit: str) -> str:
     """ "encoder 3: 0.52, interval 0.50–0.54, null 0.31": what a mark says when pointed at."""
-    text = f"{' '.join(place(track.places[index[0] if isinstance(index, tuple) else index]))}"
+    text = spelt(track.places[index[0] if isinstance(index, tuple) else index])
     if isinstance(index, tuple):
         text += f", head {track.heads[index[1]]}"
-    text = f"{text.strip()}: {quantity(float(track.values[index]), unit)}"
+    text = f"{text}: {quantity(float(track.values[index]), unit)}"
     if track.low is not None and track.high is not None:
         between = interval(float(track.low[index]), float(track.high[index]))
         text += f", 95 % interval {between}" if between else ""
@@ -225,14 +238,18 @@ def heat(track: Track, title: str, unit: str, shade: Shading, upright: bool) -> 
     size = (step_x * len(columns), step_y * len(rows))
     if values.size > MOST_DRAWN:
         return _picture(values, shade, axes, size, label, css)
+    # Narrow screens are touched, not pointed at.
+    told = not upright and values.size <= MOST_TOLD
     texts, cells = [], []
     steps = shade.steps(values)
     for r, c in np.ndindex(values.shape):
-        texts.append(_curve_text(track, (r, c) if upright else (c, r), unit))
+        texts.append(_text(track, (r, c) if upright else (c, r), unit) if told else "")
         if steps[r, c] >= 0:
             colour = scale_colour(shade.scale, int(steps[r, c]))
             cells.append({"r": r, "c": c, "k": colour, "n": len(texts) - 1})
-    return finish(_svg(_themed(_cells(cells, values, axes, size))), label, texts, css)
+    return finish(
+        _svg(_themed(_cells(cells, values, axes, size))), label, texts if told else (), css
+    )
 
 
 def _cells(
@@ -245,9 +262,7 @@ def _cells(
     drawn = rect.encode(x=x, y=y, color=alt.Color("k:N", scale=None), description="n:N")
     gaps = [{"r": int(r), "c": int(c)} for r, c in np.argwhere(~np.isfinite(values))]
     if gaps:
-        cross = alt.Chart(alt.Data(values=gaps)).mark_point(
-            shape="cross", angle=45, size=18, color=PLACEHOLDER["null"], strokeWidth=1
-        )
+        cross = alt.Chart(alt.Data(values=gaps)).mark_text(text="×", color=PLACEHOLDER["null"])
         drawn = drawn + cross.encode(x=x, y=y)
     return drawn.properties(width=size[0], height=size[1])
 

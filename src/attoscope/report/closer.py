@@ -8,7 +8,7 @@ from typing import Any
 
 from attoscope.diagnosis import Closeup
 from attoscope.findings import Evidence
-from attoscope.report.words import number, piece, place, quantity, visible
+from attoscope.report.words import number, piece, place, quantity, spelt, visible
 
 _RIVALS = 4
 _ROUND = 9
@@ -17,7 +17,7 @@ _WHOLE = 90
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One token as shown: its text and how it is marked. `gap` counts tokens left out before."""
+    """One token as shown, and how it is marked. `gap` counts tokens left out before it."""
 
     text: str
     css: str
@@ -26,7 +26,7 @@ class Word:
 
 
 def view(closeup: Closeup) -> dict[str, Any]:
-    """What the template shows: the words with their marks, and a table of those most looked at."""
+    """What the template shows: the words with their marks, and those most looked at."""
     weights = [0.0 if not math.isfinite(w) else w for w in closeup.weights]
     order = sorted(range(len(weights)), key=lambda i: -weights[i])[: _RIVALS + 1]
     top = [i for i in order if weights[i] > 0]
@@ -77,7 +77,7 @@ def _words(closeup: Closeup, weights: list[float], top: list[int]) -> list[Word]
 
 def evidence(each: Evidence, unit: str) -> dict[str, str]:
     """One input that triggered a finding, in words."""
-    spot = " ".join(place(each.site)).strip()
+    spot = spelt(each.site)
     if each.head is not None:
         spot += f", head {each.head}"
     if each.document is not None:

@@ -1,8 +1,4 @@
-"""The colours of maps: steps of a scale, named by CSS variables so that light and dark both work.
-
-`SCALES` holds the steps for pictures, which cannot read variables; report.css is checked against
-it by a test.
-"""
+"""The colours of maps: steps of a scale, as CSS variables so that light and dark both work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report.json`: stable keys, no NaN, written whole. docs/report-schema.md says what each means."""
+"""`report.json`: stable keys, no NaN, written whole. docs/report-schema.md explains them."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def parts(data: Mapping[str, Any]) -> tuple[tuple[Reading, ...], tuple[Finding, 
         findings = tuple(_finding_back(f) for f in data["findings"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AttoscopeError(
-            f"The report is damaged ({type(error).__name__}: {error}); readings and findings as "
-            "in docs/report-schema.md were expected: write the report again."
+            f"The report is damaged ({type(error).__name__}: {error}); readings and findings "
+            "as in docs/report-schema.md were expected: write the report again."
         ) from error
     return readings, findings
 

@@ -16,7 +16,7 @@ _MOST_HEADS = 24
 
 
 def minimap(finding: Finding, readings: Iterable[Reading]) -> Markup:
-    """Layers across, heads down; what the finding names is filled. Empty where nothing is known."""
+    """Layers across, heads down; what the finding names is filled."""
     layers, heads = _extent(readings)
     parts = []
     for track in tracks(finding.sites):

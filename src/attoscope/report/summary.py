@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def facts(diagnosis: Diagnosis) -> list[str]:
-    """The line under the title: what was diagnosed, on what, and that watching changed nothing."""
+    """The line under the title: what was diagnosed, and on what."""
     model, data = diagnosis.model, diagnosis.data
     parts = [_text(model.get("architecture")), *_shape(model)]
     size = size_of(model.get("parameters"))

@@ -1,7 +1,7 @@
 """Make the SVG that Vega draws fit for a page: small, themed by CSS variables, accessible.
 
-Charts are drawn with placeholder colours, since Vega cannot write `var(--ink)`; here they are put
-in place. Texts of marks travel as numbers and are put in escaped.
+Charts are drawn with placeholder colours, since Vega cannot write `var(--ink)`; here they are
+replaced. Texts of marks travel as numbers and are put in escaped.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _EMPTY = re.compile(
     r'<path d="M[\d.,-]+h0v0h0Z"/>|<path(?: [a-z-]+="[^"]*")*? display="none"/>'
 )
 _MARK = re.compile(r'<path aria-label="(\d+)"([^>]*)/>')
+_CELL = re.compile(r'<path aria-label="\d+" d="([^"]*)" fill="(var\([^"]*\))"/>')
 _OTHER_LABEL = re.compile(r'(<(?:svg|g|path|text)[^>]*?) aria-label="[^"]*"')
 _COLOUR = re.compile(r"#0101[0-9a-f]{2}|#02([01])0([0-9a-f]{2})", re.IGNORECASE)
 _LONG = re.compile(r"-?\d+\.\d{3,}")
@@ -41,7 +42,10 @@ def scale_colour(scale: str, step: int) -> str:
 
 
 def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Markup:
-    """The SVG for inlining: `label` names it, `texts` are what its marks say when pointed at."""
+    """The SVG for inlining: `label` names it, `texts` are what marks say when pointed at.
+
+    Without texts, cells of one colour become one path.
+    """
     body = _NOISE.sub("", raw)
     body = _LONG.sub(lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
     body = _EMPTY.sub("", body)
@@ -50,7 +54,7 @@ def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Ma
     while before != body:
         before, body = body, _GROUP.sub(r"\1", body)
     # The texts come last: they are the readers' own words, and nothing may be done to them.
-    body = _MARK.sub(lambda m: _titled(m, texts), body)
+    body = _MARK.sub(lambda m: _titled(m, texts), body) if texts else _merged(body)
     body = _OTHER_LABEL.sub(r"\1", body)
     head = f'<svg role="img" aria-label="{escape(label)}" class="chart {css}" '
     return Markup(body.replace("<svg ", head, 1))
@@ -58,6 +62,22 @@ def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Ma
 
 def _titled(found: re.Match[str], texts: Sequence[str]) -> str:
     return f"<path{found[2]}><title>{escape(texts[int(found[1])])}</title></path>"
+
+
+def _merged(body: str) -> str:
+    """The marks, joined by colour, at the place of the first."""
+    shapes: dict[str, list[str]] = {}
+    for found in _CELL.finditer(body):
+        shapes.setdefault(found[2], []).append(found[1])
+    paths = "".join(f'<path d="{"".join(d)}" fill="{c}"/>' for c, d in shapes.items())
+    first = True
+
+    def once(_: re.Match[str]) -> str:
+        nonlocal first
+        text, first = (paths if first else ""), False
+        return text
+
+    return _CELL.sub(once, body)
 
 
 def _variable(found: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from attoscope.measures.base import Reading
 from attoscope.report.figures import absent, anchor
-from attoscope.report.words import interval, number, place
+from attoscope.report.words import interval, number, spelt
 
 # A longer table helps nobody; report.json holds every number.
 MOST_CELLS = 1_600
@@ -51,7 +51,7 @@ def _spot(reading: Reading, index: tuple[Any, ...]) -> str:
     text = []
     for dim, label in zip(reading.dims, labels, strict=True):
         is_place = dim in ("site", "point")
-        text.append(" ".join(place(str(label))).strip() if is_place else f"{dim} {label}")
+        text.append(spelt(str(label)) if is_place else f"{dim} {label}")
     return ", ".join(text)
 
 
@@ -77,7 +77,7 @@ def full(reading: Reading) -> dict[str, Any]:
         for i, label in enumerate(reading.coords[reading.dims[0]]):
             spots = [(i, j) for j in range(len(columns))] if columns else [(i,)]
             cells = [_cell(reading, spot) for spot in spots]
-            rows.append({"label": " ".join(place(str(label))).strip(), "cells": cells})
+            rows.append({"label": spelt(str(label)), "cells": cells})
     return {
         "reading": reading,
         "columns": columns,

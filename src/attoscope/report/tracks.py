@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One reading in one stack. Arrays have shape (layer,) or (layer, head); NaN: not computed."""
+    """One reading in one stack: arrays (layer,) or (layer, head), NaN where not computed."""
 
     label: str
     places: tuple[str, ...]
@@ -64,7 +64,7 @@ def split(reading: Reading) -> list[Track]:
 
 
 def _heads(reading: Reading, members: list[int]) -> list[int]:
-    """The heads that this stack has: trailing ones that no layer of it filled belong to others."""
+    """The heads that this stack has: trailing ones that it never filled belong to others."""
     if not is_map(reading):
         return []
     filled = np.isfinite(reading.values[members]).any(axis=0)

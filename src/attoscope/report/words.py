@@ -18,13 +18,13 @@ def missing(value: Any) -> bool:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, thousands apart, a true minus; "not computed" for None or NaN."""
+    """Three significant digits, thousands apart, a true minus; "not computed" for NaN."""
     if value is None or math.isnan(value):
         return MISSING
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
+    if size >= 1e6 or 0 < size < 1e-4:
         mantissa, exponent = f"{size:.1e}".split("e")
         text = f"{mantissa} × 10{str(int(exponent)).translate(_SUPERSCRIPT)}"
     elif size >= 99.95 or float(size).is_integer():
@@ -34,7 +34,8 @@ def number(value: float | None) -> str:
     elif size >= 0.995:
         text = f"{size:.2f}"
     else:
-        text = f"{size:.3f}" if size >= 0.00995 else f"{size:.4f}"
+        places = 3 if size >= 0.00995 else 4 if size >= 0.000995 else 5
+        text = f"{size:.{places}f}"
     return f"−{text}" if value < 0 else text
 
 
@@ -55,7 +56,7 @@ def interval(low: float | None, high: float | None) -> str:
     if missing(low) or missing(high):
         return ""
     assert low is not None and high is not None
-    if low < 0 or high < 0:
+    if low < 0 or high < 0 or "×" in number(low) + number(high):
         return f"{number(low)} to {number(high)}"
     return f"{number(low)}–{number(high)}"
 
@@ -96,6 +97,11 @@ def place(site: str) -> tuple[str, str]:
     ]
 
 
+def spelt(site: str) -> str:
+    """A site or point in words: "decoder cross 3"."""
+    return " ".join(place(site)).strip()
+
+
 def tracks(sites: Iterable[str]) -> dict[str, list[int]]:
     """Which entries of `sites` belong to each stack and call, in order."""
     found: dict[str, list[int]] = {}
@@ -111,7 +117,7 @@ def where(sites: Sequence[str], heads: Sequence[tuple[str, int]] = (), most: int
         for site, head in heads:
             by_site.setdefault(site, []).append(str(head))
         return "; ".join(
-            f"{' '.join(place(site)).strip()}, head{'s' if len(each) > 1 else ''} {', '.join(each)}"
+            f"{spelt(site)}, head{'s' if len(each) > 1 else ''} {', '.join(each)}"
             for site, each in by_site.items()
         )
     parts = []

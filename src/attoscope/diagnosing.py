@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from attoscope.errors import AttoscopeError
 from attoscope.measures.rules import findings_of
 from attoscope.measuring import NULL_EVERY, Measurement, Progress, Span, measure
 from attoscope.sample import SAMPLE_TEXTS
-from attoscope.trace import Batch, Counts, Layout, Subject, batches
+from attoscope.trace import Batch, Counts, Layout, Subject, batches, subject_of
 from attoscope.unchanged import Unchanged, compare_outputs
 from attoscope.words import in_words
 
@@ -98,15 +97,6 @@ def diagnose(
             "total": ended - started,
         },
     )
-
-
-def subject_of(model: Any, *, dtype: str = "auto", device: str = "cpu") -> Subject:
-    """A `Subject` from whatever names or is a model."""
-    if isinstance(model, Subject):
-        return model
-    if isinstance(model, (str, Path)):
-        return Subject.load(model, dtype=dtype, device=device)
-    return Subject.of(model)
 
 
 class _Peeked:

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attoscope.diagnosing import subject_of
 from attoscope.errors import AttoscopeError
 from attoscope.measuring import Span, measure
 from attoscope.sample import SAMPLE_TEXTS
-from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches
+from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches, subject_of
 from attoscope.trace.subject import head_of
 
 _LENGTHS = (32, 64, 96, 128)

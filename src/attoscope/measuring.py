@@ -40,9 +40,11 @@ class Measurement:
 
     def readings(self) -> tuple[Reading, ...]:
         """All readings, each with its null where there is one."""
-        nulls = [reading for measure in self.null for reading in measure.read()]
         real = [reading for measure in self.real for reading in measure.read()]
-        return tuple(with_null(real, nulls, SHUFFLED) if self.null_documents else real)
+        if not self.null_documents:
+            return tuple(real)
+        nulls = [reading for measure in self.null for reading in measure.read()]
+        return tuple(with_null(real, nulls, SHUFFLED))
 
 
 def measure(

@@ -4,6 +4,7 @@ help names."""
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def main() -> None:
@@ -13,21 +14,23 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; gives its exit code (0 done, 1 `--fail-on` met, 2 bad input)."""
-    import click
+    import typer
 
     from attoscope.cli.app import app
     from attoscope.errors import AttoscopeError
 
+    # Some versions of typer bring their own click: take its errors from what it exports.
+    usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         code = app(arguments, standalone_mode=False, prog_name="attoscope")
     except AttoscopeError as error:
         return _complain(str(error))
-    except click.UsageError as error:
+    except usage_error as error:
         command = error.ctx.command_path if error.ctx else "attoscope"
         return _complain(f"{error.format_message()} (see {command} --help)")
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         return int(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("attoscope: interrupted; nothing was written", file=sys.stderr)
         return 130
     except BrokenPipeError:

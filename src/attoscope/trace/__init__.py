@@ -10,6 +10,7 @@ from attoscope.trace.types import Site as Site
 from attoscope.trace.layout import Layout as Layout
 from attoscope.trace.layout import Stack as Stack
 from attoscope.trace.subject import Subject as Subject
+from attoscope.trace.subject import subject_of as subject_of
 from attoscope.trace.watch import watch as watch
 from attoscope.trace.batches import Counts as Counts
 from attoscope.trace.batches import batches as batches

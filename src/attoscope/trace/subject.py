@@ -122,6 +122,15 @@ class Subject:
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
 
 
+def subject_of(model: Any, *, dtype: str = "auto", device: str = "cpu") -> Subject:
+    """A `Subject` from whatever names or is a model: a path, a hub id, a module, a `Subject`."""
+    if isinstance(model, Subject):
+        return model
+    if isinstance(model, (str, Path)):
+        return Subject.load(model, dtype=dtype, device=device)
+    return Subject.of(model)
+
+
 def call_model(model: nn.Module, inputs: Any) -> Any:
     """Run a model: mappings as keyword arguments (those that it takes), tuples as positional."""
     if isinstance(inputs, dict):

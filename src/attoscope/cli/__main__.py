@@ -1,0 +1,3 @@
+from attoscope.cli import main
+
+main()

@@ -51,6 +51,7 @@ def _themed(chart: Any, **config: Any) -> Any:
             titleFontSize=12,
             titleFontWeight="normal",
             titlePadding=8,
+            labelPadding=6,
             labelLimit=400,
             titleLimit=600,
         )
@@ -141,14 +142,14 @@ def _curve_rows(track: Track) -> list[dict[str, float | None]]:
 
 
 def _text(track: Track, index: Any, unit: str) -> str:
-    """ "encoder 3: 0.52, interval 0.50–0.54, null 0.31": what a mark says when pointed at."""
+    """ "encoder 3: 0.52, (0.50–0.54), null 0.31": what a mark says when pointed at."""
     text = spelt(track.places[index[0] if isinstance(index, tuple) else index])
     if isinstance(index, tuple):
         text += f", head {track.heads[index[1]]}"
     text = f"{text}: {quantity(float(track.values[index]), unit)}"
     if track.low is not None and track.high is not None:
         between = interval(float(track.low[index]), float(track.high[index]))
-        text += f", 95 % interval {between}" if between else ""
+        text += f" ({between})" if between else ""
     if track.null is not None and np.isfinite(track.null[index]):
         text += f", null {number(float(track.null[index]))}"
     return text
@@ -227,8 +228,13 @@ def difference_shading(tracks: list[Track]) -> Shading:
     return Shading("d", -most, most)
 
 
-def heat(track: Track, title: str, unit: str, shade: Shading, upright: bool) -> Markup:
-    """A layer × head map. `upright` puts the layers down the page, for narrow screens."""
+def heat(
+    track: Track, title: str, unit: str, shade: Shading, upright: bool, told: bool
+) -> Markup:
+    """A layer × head map. `upright` puts the layers down the page, for narrow screens.
+
+    With `told`, each cell says its number when pointed at.
+    """
     rows, columns = (track.ticks, _names(track)) if upright else (_names(track), track.ticks)
     values = track.values if upright else track.values.T
     step_x, step_y = _cell(len(columns), len(rows), upright)
@@ -238,8 +244,7 @@ def heat(track: Track, title: str, unit: str, shade: Shading, upright: bool) -> 
     size = (step_x * len(columns), step_y * len(rows))
     if values.size > MOST_DRAWN:
         return _picture(values, shade, axes, size, label, css)
-    # Narrow screens are touched, not pointed at.
-    told = not upright and values.size <= MOST_TOLD
+    told = told and values.size <= MOST_TOLD
     texts, cells = [], []
     steps = shade.steps(values)
     for r, c in np.ndindex(values.shape):

@@ -53,11 +53,9 @@ def view(closeup: Closeup) -> dict[str, Any]:
 def _words(closeup: Closeup, weights: list[float], top: list[int]) -> list[Word]:
     amount = len(closeup.tokens)
     marked = {closeup.query, *top}
-    shown = [
-        i
-        for i in range(amount)
-        if amount <= _WHOLE or any(abs(i - m) <= _ROUND for m in marked)
-    ]
+    near = [any(abs(i - m) <= _ROUND for m in marked) for i in range(amount)]
+    # Leaving out four words takes more room than they do.
+    shown = [i for i in range(amount) if amount <= _WHOLE or any(near[max(0, i - 2) : i + 3])]
     found, before = [], -1
     for i in shown:
         css = ["token"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -41,9 +42,8 @@ class Figure:
     reading: Reading
     panels: list[Panel]
     missing: str = ""
+    constant: str = ""
     remarks: list[str] = field(default_factory=list)
-    has_null: bool = False
-    has_band: bool = False
 
 
 def anchor(name: str) -> str:
@@ -56,22 +56,40 @@ def curves(readings: Iterable[Reading]) -> list[Figure]:
     return [_curves(r) for r in readings if is_curve(r)]
 
 
-def maps(readings: Iterable[Reading]) -> list[Figure]:
-    """One figure per reading by layer and head."""
-    return [_maps(r) for r in readings if is_map(r)]
+def maps(readings: Iterable[Reading], told: Collection[str]) -> list[Figure]:
+    """One figure per reading by layer and head; cells of those in `told` say their number."""
+    return [_maps(r, r.name in told) for r in readings if is_map(r)]
+
+
+def drawn_first(figures: Iterable[Figure]) -> list[Figure]:
+    """Those with a drawing first, in their order."""
+    return sorted(figures, key=lambda figure: not figure.panels)
+
+
+def _constant(reading: Reading, tracks: list[Track]) -> Figure | None:
+    """A reading that is the same everywhere needs a sentence, not a picture."""
+    finite = np.concatenate([t.values[np.isfinite(t.values)] for t in tracks] or [np.zeros(0)])
+    if not finite.size or finite.min() != finite.max():
+        return None
+    where = "head" if is_map(reading) else "layer"
+    value = quantity(float(finite[0]), reading.unit)
+    return _figure(reading, [], tracks, [], f"{value} at every {where}.")
 
 
 def _figure(
-    reading: Reading, panels: list[Panel], tracks: list[Track], remarks: list[str]
+    reading: Reading,
+    panels: list[Panel],
+    tracks: list[Track],
+    remarks: list[str],
+    constant: str = "",
 ) -> Figure:
     return Figure(
         anchor=anchor(reading.name),
         reading=reading,
         panels=panels,
         missing=absent(reading),
+        constant=constant,
         remarks=remarks,
-        has_null=any(t.null is not None for t in tracks),
-        has_band=any(t.low is not None for t in tracks),
     )
 
 
@@ -88,46 +106,60 @@ def absent(reading: Reading) -> str:
 
 def _curves(reading: Reading) -> Figure:
     tracks = [t for t in split(reading) if not t.empty]
+    if same := _constant(reading, tracks):
+        return same
     log = charts.wants_log([t.values for t in tracks], reading.range)
     panels = [
         _panel(t.label, [partial(charts.curve, t, reading.title, reading.unit, log)])
         for t in tracks
     ]
-    remarks = ["The value axis is logarithmic."] if log else []
+    remarks = _curve_remarks(reading, tracks)
+    if log:
+        remarks.append("The value axis is logarithmic.")
     return _figure(reading, panels, tracks, remarks)
 
 
-def _panel(label: str, makers: list[Callable[[], Markup]], **more: str) -> Panel:
+def _curve_remarks(reading: Reading, tracks: list[Track]) -> list[str]:
+    remarks = []
+    if any(t.null is not None for t in tracks):
+        remarks.append(f"Dashed: {reading.null_meaning or 'the null'}.")
+    if tracks and all(t.low is None for t in tracks):
+        remarks.append("No interval was computed.")
+    return remarks
+
+
+def _panel(label: str, makers: Sequence[Callable[[], Markup]], **more: Any) -> Panel:
     try:
         return Panel(label, tuple(make() for make in makers), **more)
     except Exception as error:  # noqa: BLE001 - one chart that fails leaves the others standing
         return Panel(label, failed=f"{type(error).__name__}: {error}", **more)
 
 
-def _maps(reading: Reading) -> Figure:
+def _maps(reading: Reading, told: bool) -> Figure:
     tracks = [t for t in split(reading) if not t.empty]
     if not tracks:
         return _figure(reading, [], [], [])
+    if same := _constant(reading, tracks):
+        return same
     try:
         shade = charts.shading(tracks, reading.range)
-        told = [t for t in tracks if _telling(t)]
-        gaps = {t.label: charts.difference(t) for t in told}
+        gaps = {t.label: charts.difference(t) for t in tracks if _telling(t)}
         gap_shade = charts.difference_shading(list(gaps.values())) if gaps else None
     except Exception as error:  # noqa: BLE001 - as above
         return _figure(reading, [Panel("", failed=f"{type(error).__name__}: {error}")], [], [])
     panels = []
     for track in tracks:
-        panels.append(_map_panel(track, reading, shade))
+        panels.append(_map_panel(track, reading, shade, told))
         if gap_shade and track.label in gaps:
-            panels.append(_map_panel(gaps[track.label], reading, gap_shade))
+            panels.append(_map_panel(gaps[track.label], reading, gap_shade, False))
     return _figure(reading, panels, tracks, _map_remarks(tracks, bool(gaps), shade, reading))
 
 
-def _map_panel(track: Track, reading: Reading, shade: charts.Shading) -> Panel:
+def _map_panel(track: Track, reading: Reading, shade: charts.Shading, told: bool) -> Panel:
     against = shade.scale == "d"
     title = f"{reading.title}, minus the null" if against else reading.title
     makers = [
-        partial(charts.heat, track, title, reading.unit, shade, upright)
+        partial(charts.heat, track, title, reading.unit, shade, upright, told and not upright)
         for upright in (False, True)
     ]
     return _panel(
@@ -159,13 +191,9 @@ def _telling(track: Track) -> bool:
 def _map_remarks(
     tracks: list[Track], differs: bool, shade: charts.Shading, reading: Reading
 ) -> list[str]:
-    remarks = [
-        "Each column is a layer, each row a head; on a narrow screen, the other way round."
-    ]
+    remarks = []
     if shade.logarithmic:
         remarks.append("Colours are on a logarithmic scale.")
-    if any(not np.isfinite(t.values).all() for t in tracks):
-        remarks.append("A cross marks a value that was not computed.")
     null = [t.null[np.isfinite(t.null)] for t in tracks if t.null is not None]
     if null and np.concatenate(null).size:
         middle = number(float(np.median(np.concatenate(null))))

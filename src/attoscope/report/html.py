@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from attoscope.report import closer, colours, figures, tables, words
+from attoscope.report.choice import in_front
 from attoscope.report.summary import data_facts, facts, method_facts
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ FRAME_HEIGHT = 760
 
 def page(diagnosis: Diagnosis, *, framed: bool = False) -> str:
     """The whole page as text. `framed` makes it fit to stand inside another page."""
+    front = in_front(diagnosis.reading_list, diagnosis.findings)
     template = _environment().get_template("report.html.j2")
     return template.render(
         framed=framed,
@@ -31,8 +33,9 @@ def page(diagnosis: Diagnosis, *, framed: bool = False) -> str:
         verdict=diagnosis.verdict,
         severity=diagnosis.findings[0].severity if diagnosis.findings else "fine",
         findings=[_finding(f, diagnosis) for f in diagnosis.findings],
-        curves=figures.curves(diagnosis.reading_list),
-        maps=figures.maps(diagnosis.reading_list),
+        front=front,
+        curves=figures.drawn_first(figures.curves(diagnosis.reading_list)),
+        maps=figures.drawn_first(figures.maps(diagnosis.reading_list, front)),
         closeups=[_attempt(partial(closer.view, c), "close-up") for c in diagnosis.closeups],
         summary=[tables.summary(r) for r in diagnosis.reading_list],
         tables=[_attempt(partial(tables.full, r), r.title) for r in diagnosis.reading_list],

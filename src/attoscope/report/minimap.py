@@ -30,7 +30,7 @@ def _extent(readings: Iterable[Reading]) -> tuple[dict[str, list[int]], dict[str
     layers: dict[str, set[int]] = {}
     heads: dict[str, int] = {}
     for reading in readings:
-        if not reading.dims or reading.dims[0] not in ("site", "point"):
+        if not reading.dims or reading.dims[0] not in ("site", "point", "layer"):
             continue
         for label in reading.coords[reading.dims[0]]:
             track, index = place(str(label))
@@ -52,7 +52,8 @@ def _grid(track: str, layers: list[int], heads: int, finding: Finding) -> Markup
     cell = max(3, min(_CELL, _WIDEST // len(layers) - _GAP))
     pitch = cell + _GAP
     high = cell if rows > 1 else 2 * cell
-    empty, full = [], []
+    empty: list[str] = []
+    full: list[str] = []
     for column, layer in enumerate(layers):
         for row in range(rows):
             hit = (layer, row) in named if rows > 1 else layer in sites

@@ -33,6 +33,11 @@ _CELL = re.compile(r'<path aria-label="\d+" d="([^"]*)" fill="(var\([^"]*\))"/>'
 _OTHER_LABEL = re.compile(r'(<(?:svg|g|path|text)[^>]*?) aria-label="[^"]*"')
 _COLOUR = re.compile(r"#0101[0-9a-f]{2}|#02([01])0([0-9a-f]{2})", re.IGNORECASE)
 _LONG = re.compile(r"-?\d+\.\d{3,}")
+# What report.css says of all text and all lines of a chart.
+_PLAIN = re.compile(
+    f' (?:font-size="12px"|font-weight="normal"|fill="{PLACEHOLDER["soft"]}"|'
+    f'stroke="{PLACEHOLDER["line"]}" stroke-width="1")'
+)
 _GROUP = re.compile(r"<g>((?:(?!</?g[ >]).)*)</g>")
 
 
@@ -49,6 +54,7 @@ def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Ma
     body = _NOISE.sub("", raw)
     body = _LONG.sub(lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
     body = _EMPTY.sub("", body)
+    body = _PLAIN.sub("", body)
     body = _COLOUR.sub(_variable, body)
     before = None
     while before != body:

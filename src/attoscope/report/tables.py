@@ -50,7 +50,7 @@ def _spot(reading: Reading, index: tuple[Any, ...]) -> str:
     labels = [reading.coords[d][i] for d, i in zip(reading.dims, index, strict=True)]
     text = []
     for dim, label in zip(reading.dims, labels, strict=True):
-        is_place = dim in ("site", "point")
+        is_place = dim in ("site", "point", "layer")
         text.append(spelt(str(label)) if is_place else f"{dim} {label}")
     return ", ".join(text)
 

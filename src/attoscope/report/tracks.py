@@ -34,7 +34,7 @@ class Track:
 
 def is_curve(reading: Reading) -> bool:
     """One number per layer or point: drawn as a curve along the depth."""
-    return reading.dims in (("site",), ("point",))
+    return reading.dims in (("site",), ("point",), ("layer",))
 
 
 def is_map(reading: Reading) -> bool:
@@ -67,7 +67,7 @@ def _heads(reading: Reading, members: list[int]) -> list[int]:
     """The heads that this stack has: trailing ones that it never filled belong to others."""
     if not is_map(reading):
         return []
-    filled = np.isfinite(reading.values[members]).any(axis=0)
+    filled: NDArray[np.bool_] = np.any(np.isfinite(reading.values[members]), axis=0)
     amount = int(np.flatnonzero(filled).max()) + 1 if filled.any() else len(filled)
     return list(range(amount))
 

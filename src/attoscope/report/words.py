@@ -31,7 +31,7 @@ def number(value: float | None) -> str:
         text = f"{size:,.0f}"
     elif size >= 9.995:
         text = f"{size:.1f}"
-    elif size >= 0.995:
+    elif size >= 0.9995:
         text = f"{size:.2f}"
     else:
         places = 3 if size >= 0.00995 else 4 if size >= 0.000995 else 5

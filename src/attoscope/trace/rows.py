@@ -48,7 +48,8 @@ def attention_rows(call: AttentionCall, positions: Int[Tensor, "batch row"]) -> 
     if call.probabilities is not None:
         weights = _gather_queries(call.probabilities, positions).float()
         weights = weights.masked_fill(forbidden, 0.0)
-        return Rows(scores, allowed, weights, (1 - weights.sum(-1)).clamp(min=0.0))
+        # A softmax that the model took over these very keys: no sink has a part in it.
+        return Rows(scores, allowed, weights, weights.new_zeros(weights.shape[:3]))
     if call.sinks is None:
         weights = torch.softmax(scores, -1)
         empty = ~allowed.any(-1, keepdim=True)

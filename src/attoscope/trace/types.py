@@ -43,7 +43,7 @@ class Batch:
     documents: tuple[int, ...]
     valid: Bool[Tensor, "batch token"] | None = None
     special: Bool[Tensor, "batch token"] | None = None
-    decoder_valid: Bool[Tensor, "batch token"] | None = None
+    decoder_valid: Bool[Tensor, "batch read"] | None = None
     tokens: tuple[tuple[str, ...], ...] | None = None
 
     def __len__(self) -> int:

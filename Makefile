@@ -45,9 +45,11 @@ setup: $(VENV)/.package $(VENV)/.assets
 setup-test: setup $(VENV)/.test
 
 demo: setup
-	$(BIN)/python examples/assets.py bbc $(TEXTS) | tr '\n' '\0' | xargs -0 \
-	  $(BIN)/attoscope diagnose "$$($(BIN)/python examples/assets.py minilm)" --out . --text
-	@echo "The report: $(CURDIR)/report.html"
+	@rm -rf $(VENV)/texts
+	@$(BIN)/python examples/assets.py texts $(VENV)/texts $(TEXTS) >/dev/null
+	$(BIN)/attoscope diagnose "$$($(BIN)/python examples/assets.py minilm)" \
+	  --text $(VENV)/texts --out .
+	@echo "The report:  $(CURDIR)/report.html"
 	@echo "The numbers: $(CURDIR)/report.json"
 
 lint: setup-test

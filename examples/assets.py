@@ -2,6 +2,7 @@
 
     python examples/assets.py minilm            prints the model's folder
     python examples/assets.py bbc 24            prints the paths of 24 news articles
+    python examples/assets.py texts FOLDER 24   copies them into a folder, under telling names
     python examples/assets.py digits FOLDER 32  writes 32 images and prints their paths
 
 The packages are listed in requirements-demo.txt and are never imported: they pin old libraries.
@@ -203,6 +204,12 @@ def bbc(count: int, topic: str | None = None) -> list[Path]:
     return paths
 
 
+def texts(folder: Path, count: int) -> list[Path]:
+    """Copies `count` news articles into a folder, as topic-number.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [shutil.copy(a, folder / f"{a.parent.name}-{a.name}") for a in bbc(count)]
+
+
 def distinct(folder: Path) -> Iterator[Path]:
     """The text files of a folder whose words no earlier file has."""
     seen = set()
@@ -240,6 +247,7 @@ def main(name: str, *rest: str) -> None:
         "reaction-bert": reaction_bert,
         "vit-digits": lambda: VIT_DIGITS,
         "bbc": lambda count="24", topic=None: bbc(int(count), topic),
+        "texts": lambda folder, count="24": texts(Path(folder), int(count)),
         "digits": lambda folder, count="32": digits(Path(folder), int(count)),
         "reactions": lambda folder: reactions(Path(folder)),
     }

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from attoscope.trace.types import Batch, Layer
+
+if TYPE_CHECKING:
+    from attoscope.measures.rules import Rule
 
 Array = NDArray[np.float64]
 
@@ -110,12 +113,14 @@ WitnessKey = tuple[str, str, int]
 class Measure(Protocol):
     """What every measure offers: it sees layers as they go by, adds up, and reads out.
 
-    `needs` says what it takes from a layer. Two measures that saw different documents merge into
+    `needs` says what it takes from a layer, `rules` what is made of the readings, and `modules`
+    which module of the model each place belongs to. Two measures that saw different documents merge into
     what one would have read on all of them.
     """
 
     name: ClassVar[str]
     needs: ClassVar[Literal["attention", "stream"]]
+    rules: ClassVar[tuple[Rule, ...]]
     witnesses: dict[WitnessKey, Witness]
     modules: dict[str, str]
 
@@ -144,7 +149,9 @@ def with_null(
     return [
         reading
         if reading.null is not None or reading.name not in by_name
-        else replace(reading, null=_aligned(by_name[reading.name], reading), null_meaning=meaning)
+        else replace(
+            reading, null=_aligned(by_name[reading.name], reading), null_meaning=meaning
+        )
         for reading in readings
     ]
 
@@ -208,11 +215,6 @@ def first_tokens(valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch toke
 def content_tokens(layer: Layer) -> Bool[Tensor, "batch token"]:
     """Valid tokens other than the first and the special ones: where sinks do not live."""
     return layer.valid & ~first_tokens(layer.valid) & ~layer.special
-
-
-def wide(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """In float64, or in float32 on a device that has no float64."""
-    return x.to(torch.float32 if x.device.type == "mps" else torch.float64)
 
 
 def token_at(batch: Batch, row: int, position: int) -> str | None:

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attoscope.measures.base import content_tokens, first_tokens, wide
+from attoscope.measures.base import content_tokens, first_tokens
 from attoscope.trace.types import Layer
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The stream at one position, in float64, with invalid tokens set to 0.
+    """The stream at one position, in float32 or float64, with invalid tokens set to 0.
 
     `broken` marks sequences that hold a NaN or an infinity at a valid token; they are set to 0
     altogether, so that arithmetic on them is harmless, and `lost` is their share of such values.
@@ -31,26 +31,29 @@ class Point:
     lost_at: Float[Tensor, "batch token"]
 
 
-def points(layer: Layer) -> Iterator[Point]:
+def points(layer: Layer, dtype: torch.dtype) -> Iterator[Point]:
     """Where the layer passes the stream: what goes into the first one, then what comes out.
 
     "encoder.in" is the stream before layer 0, "encoder.3" the one after layer 3, and
     "encoder.final" the one after the last norm.
     """
     if layer.index == 0 and layer.stream_in is not None and not layer.final:
-        yield make_point(f"{layer.stack}.in", layer.stream_in, layer)
+        yield make_point(f"{layer.stack}.in", layer.stream_in, layer, dtype)
     if layer.stream_out is not None:
         name = "final" if layer.final else str(layer.index)
-        yield make_point(f"{layer.stack}.{name}", layer.stream_out, layer)
+        yield make_point(f"{layer.stack}.{name}", layer.stream_out, layer, dtype)
 
 
-def make_point(name: str, stream: Float[Tensor, "batch token width"], layer: Layer) -> Point:
-    """The point, cleaned: in float64, padding and broken sequences set to 0."""
+def make_point(
+    name: str, stream: Float[Tensor, "batch token width"], layer: Layer, dtype: torch.dtype
+) -> Point:
+    """The point, cleaned: in `dtype`, padding and broken sequences set to 0."""
     valid = layer.valid.to(stream.device)
-    x = wide(stream)
+    # Some accelerators have no float64.
+    x = stream.to(torch.float32 if stream.device.type == "mps" else dtype)
     if not bool(valid.all()):
-        # A copy, never in place: a float64 stream is the model's own.
-        x = torch.where(valid[..., None], x, 0.0)
+        # A copy, never in place: the stream is the model's own.
+        x = x.masked_fill(~valid[..., None], 0.0)
     lost_at = torch.zeros(valid.shape, dtype=x.dtype, device=x.device)
     broken = ~torch.isfinite(x.sum((1, 2)))
     if bool(broken.any()):

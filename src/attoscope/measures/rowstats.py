@@ -103,7 +103,7 @@ def _assemble(
         mass[1] / mass[3],
         content / content_keys.log(),
         margin + two,
-        (peak < _DECIDED / all_keys).double() + two,
+        torch.where(all_keys >= 3, (peak < _DECIDED / all_keys).double(), math.nan),
         spread + two,
         torch.zeros_like(spread),
         first_keys / all_keys,

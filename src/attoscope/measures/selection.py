@@ -28,6 +28,8 @@ from attoscope.measures.base import (
 )
 from attoscope.measures.rowstats import STATISTICS, head_write, key_kinds, row_statistics
 from attoscope.measures.rowwitness import RowPicker
+from attoscope.measures.rules import Rule
+from attoscope.measures.selection_rules import RULES
 from attoscope.measures.selection_specs import SPECS
 from attoscope.measures.tally import Tally
 from attoscope.trace.rows import row_blocks
@@ -50,6 +52,7 @@ class Selection:
 
     name: ClassVar[str] = "selection"
     needs: ClassVar[Literal["attention", "stream"]] = "attention"
+    rules: ClassVar[tuple[Rule, ...]] = RULES
 
     def __init__(
         self, *, rows: int | None = 128, seed: int = 0, budget_bytes: int = _BUDGET

@@ -90,11 +90,11 @@ SPECS: tuple[Spec, ...] = (
         name="undecided",
         title="Undecided rows",
         meaning="Share of query rows whose top key gets less than twice the even share, 1 / "
-        "(number of allowed keys). Rows with two keys can only be undecided.",
+        "(number of allowed keys); rows with fewer than three keys are left out.",
         unit="share",
         range=(0.0, 1.0),
         source="attoscope's own definition",
-        missing=_TWO_KEYS,
+        missing="fewer than three keys to choose from",
     ),
     Spec(
         name="score_scale",

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from attoscope.measures.base import Measure, Reading, RowSampler, Witness, WitnessKey
 from attoscope.measures.points import points
+from attoscope.measures.rules import Rule
+from attoscope.measures.smoothness_rules import RULES
 from attoscope.measures.smoothness_specs import SPECS
 from attoscope.measures.tally import Tally
 from attoscope.trace.types import Batch, Layer
@@ -46,6 +48,7 @@ class Smoothness:
 
     name: ClassVar[str] = "smoothness"
     needs: ClassVar[Literal["attention", "stream"]] = "stream"
+    rules: ClassVar[tuple[Rule, ...]] = RULES
 
     def __init__(self, *, tokens: int | None = 128, seed: int = 0) -> None:
         self.sampler = RowSampler(tokens, seed)
@@ -55,7 +58,7 @@ class Smoothness:
 
     def update(self, layer: Layer, batch: Batch) -> None:
         """Take in the stream where it enters the stack and where it leaves the layer."""
-        for point in points(layer):
+        for point in points(layer, torch.float64):
             self.modules.setdefault(point.name, layer.name)
             positions, real = self.sampler(point.content, batch.documents)
             quantities = torch.cat(

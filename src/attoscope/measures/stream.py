@@ -10,8 +10,18 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from attoscope.measures.base import Measure, Reading, RowSampler, Witness, WitnessKey, token_at
-from attoscope.measures.points import Point, make_point, points
+from attoscope.measures.base import (
+    Array,
+    Measure,
+    Reading,
+    RowSampler,
+    Witness,
+    WitnessKey,
+    token_at,
+)
+from attoscope.measures.points import Point, points
+from attoscope.measures.rules import Rule
+from attoscope.measures.stream_rules import RULES
 from attoscope.measures.stream_specs import BLOCK_SPECS, POINT_SPECS
 from attoscope.measures.tally import Tally
 from attoscope.trace.types import Batch, Layer
@@ -26,7 +36,7 @@ POINT_QUANTITIES = (
 )
 BLOCK_QUANTITIES = ("growth", "update_ratio")
 # Tokens per sequence from which the median activation is taken.
-_MEDIAN_TOKENS = 64
+_MEDIAN_TOKENS = 32
 
 
 class Stream:
@@ -38,6 +48,7 @@ class Stream:
 
     name: ClassVar[str] = "stream"
     needs: ClassVar[Literal["attention", "stream"]] = "stream"
+    rules: ClassVar[tuple[Rule, ...]] = RULES
 
     def __init__(self, *, seed: int = 0) -> None:
         self.sampler = RowSampler(_MEDIAN_TOKENS, seed)
@@ -50,15 +61,13 @@ class Stream:
     def update(self, layer: Layer, batch: Batch) -> None:
         """Take in the stream where it enters the stack, and before and after the layer."""
         point = None
-        for point in points(layer):
+        for point in points(layer, torch.float32):
             self.modules.setdefault(point.name, layer.name)
             self._point(point, batch)
         if point is not None and layer.stream_in is not None and not layer.final:
-            before = make_point(point.name, layer.stream_in, layer)
-            values = torch.where(point.broken | before.broken, math.nan, block(before, point))
-            broken = (point.broken | before.broken).cpu().numpy()
-            array = values.T.cpu().double().numpy()
-            self.blocks.add(point.name, batch.documents, array, broken=broken)
+            values = block(layer.stream_in, point)
+            broken = point.broken.cpu().numpy()
+            self.blocks.add(point.name, batch.documents, values, broken=broken)
 
     def merge(self, other: Measure) -> None:
         """Add what another `Stream` of the same seed took in."""
@@ -155,7 +164,9 @@ def stick_out(
     norm = (norms * content).sum(1) / count
     spread = energy / width - x.mean(-1).square()
     variance = (spread.clamp(min=0.0) * content).sum(1) / count
-    by_channel = (content[:, None] @ square)[:, 0]
+    # Each token's energy is made to sum to 1 first: one massive token must not speak for all.
+    each = torch.where(point.content & (energy > 0), 1 / energy, 0.0)
+    by_channel = (each[:, None] @ square)[:, 0]
     heaviest = by_channel.max(-1)
     share = heaviest.values / by_channel.sum(-1)
     peaks = square.amax(-1).sqrt()
@@ -171,17 +182,19 @@ def stick_out(
     return torch.stack(quantities), torch.stack([largest.indices, channel, heaviest.indices])
 
 
-def block(before: Point, after: Point) -> Float[Tensor, "quantity batch"]:
+def block(stream_in: Float[Tensor, "batch token width"], after: Point) -> Array:
     """Growth (norm out over norm in) and update (norm of the change over norm in), on content.
 
-    Both are ratios of means over the document's content tokens.
+    Both are ratios of means over the document's content tokens, (document, quantity).
     """
-    content = after.content.to(after.x.dtype)
-    start = (torch.linalg.vector_norm(before.x, dim=-1) * content).sum(1)
-    end = (torch.linalg.vector_norm(after.x, dim=-1) * content).sum(1)
-    change = (torch.linalg.vector_norm(after.x - before.x, dim=-1) * content).sum(1)
-    known = torch.where(start > 0, start, math.nan)
-    return torch.stack([end / known, change / known])
+    before = stream_in.to(after.x.dtype)
+    norms = [torch.linalg.vector_norm(x, dim=-1) for x in (before, after.x, after.x - before)]
+    # A product with 0 would let a NaN of the padding through.
+    kept = torch.where(after.content, torch.stack(norms), 0.0)
+    start, end, change = kept.sum(-1).double().cpu().numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios: Array = np.stack([end, change], 1) / start[:, None]
+    return np.where(start[:, None] > 0, ratios, np.nan)
 
 
 def _median_activation(

@@ -41,7 +41,7 @@ POINT_SPECS: tuple[Spec, ...] = (
         title="Massive activations",
         meaning="Largest |activation| over the median one, all valid tokens. A thousand and more "
         "is what is called massive; quantisation and half precision suffer from it. The median "
-        "is taken over at most 64 tokens per text.",
+        "is taken over at most 32 tokens per text.",
         unit="ratio",
         range=(1.0, None),
         source="Sun et al. 2024 (arXiv 2402.17762)",
@@ -60,8 +60,8 @@ POINT_SPECS: tuple[Spec, ...] = (
     Spec(
         name="channel_share",
         title="Share of the largest channel",
-        meaning="Share of the tokens' energy that sits in the one channel that has most. Above "
-        f"one half it outweighs all others together. {_CONTENT}",
+        meaning="Share of a token's energy that sits in the one channel that has most, mean over "
+        f"tokens. Above one half it outweighs all others together. {_CONTENT}",
         unit="share",
         range=(0.0, 1.0),
         source="Kovaleva et al. 2021 (arXiv 2105.06990), outlier dimensions",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from attoscope.measures.base import Array, Reading, Spec
@@ -88,9 +89,12 @@ class Tally:
         values = values.astype(np.float32).astype(np.float64)
         present = np.isfinite(values)
         flat = np.where(present, values, 0.0).reshape(len(documents), -1)
-        copies = np.stack([_copies(self.seed, d, self.replicates) for d in documents], 1)
         cells = values.shape[1:]
-        boot_count = copies @ present.reshape(len(documents), -1).astype(np.float64)
+        # (replicate, total and count, cell); the product is torch's, which minds thread limits.
+        both = np.stack([flat, present.reshape(len(documents), -1)], 1).reshape(len(flat), -1)
+        copies = np.stack([_copies(self.seed, d, self.replicates) for d in documents], 1)
+        boot = (torch.from_numpy(copies) @ torch.from_numpy(both)).numpy()
+        boot_total, boot_count = boot.reshape(self.replicates, 2, *cells).swapaxes(0, 1)
         variance = np.zeros(cells)
         if row_variance is not None:
             kept = np.where(present, row_variance, 0.0)
@@ -99,8 +103,8 @@ class Tally:
             documents=len(documents),
             total=flat.sum(0).reshape(cells),
             count=present.sum(0).astype(np.float64),
-            boot_total=(copies @ flat).reshape(self.replicates, *cells),
-            boot_count=boot_count.astype(np.float32).reshape(self.replicates, *cells),
+            boot_total=boot_total.copy(),
+            boot_count=boot_count.astype(np.float32),
             row_variance=variance,
             broken=np.zeros(cells[1:], np.int64) if broken is None else broken.sum(0),
         )
@@ -186,7 +190,9 @@ class Tally:
         parts = []
         broken = [place for place, sums in self.places.items() if sums.broken.any()]
         if broken:
-            where = broken[0] if len(broken) == 1 else f"{len(broken)} places from {broken[0]} on"
+            where = (
+                broken[0] if len(broken) == 1 else f"{len(broken)} places from {broken[0]} on"
+            )
             parts.append(f"not computed at {where}: values there are not finite")
         documents = max((s.documents for s in self.places.values()), default=0)
         least = min(

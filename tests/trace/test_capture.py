@@ -99,8 +99,13 @@ def test_everything_is_put_back_also_after_an_error() -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
+    def fail_like_the_model(*_: object) -> None:
+        raise RuntimeError("mine")
+
     with pytest.raises(ZeroDivisionError):
         watch(subject, batch, fail)
+    with pytest.raises(RuntimeError, match="^mine$"):
+        watch(subject, batch, fail_like_the_model)
     assert AttentionInterface.get_interface is plain
     assert [module.training for module in subject.model.modules()] == flags
     assert torch.equal(torch.get_rng_state(), state)

@@ -42,9 +42,20 @@ def watch(subject: Subject, batch: Batch, visit: Visit) -> Any:
         stream.asleep = capture.asleep
         with framed(subject.model, stream.on_enter, stream.on_exit) as frames:
             stream.frames = frames
-            output = subject.run(batch)
+            try:
+                output = subject.run(batch)
+            except _VisitorError as wrapped:
+                raise wrapped.error from None
     stream.check_complete()
     return output
+
+
+class _VisitorError(Exception):
+    """Carries a visitor's own error through the model, which is not to blame for it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _Stream:
@@ -117,7 +128,10 @@ class _Stream:
             key_valid=key_valid, key_special=key_special, final=final,
         )  # fmt: skip
         with self.asleep():
-            self.visit(layer, batch)
+            try:
+                self.visit(layer, batch)
+            except Exception as error:
+                raise _VisitorError(error) from error
 
     def _numbered(self, call: AttentionCall) -> Batch:
         sequences, documents = call.shape[0], len(self.batch)

@@ -1,0 +1,122 @@
+"""Which entries of which weights make a head's queries, keys and values.
+
+Found by differentiation, not by name: the entries of a matrix that feed head h are those in which
+the gradient of that head's queries does not vanish. Fused, transposed and grouped projections
+are all read this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from attoscope.errors import AttoscopeError
+from attoscope.trace.capture import capturing
+from attoscope.trace.frames import Frame, framed
+from attoscope.trace.subject import Subject, head_of
+from attoscope.trace.types import AttentionCall, Batch
+
+Part = Literal["query", "key", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Where one head's part of a projection lives: `weight` along `axis` at `index`, and bias.
+
+    `head` counts key heads for keys and values of grouped attention.
+    """
+
+    part: Part
+    head: int
+    name: str
+    weight: nn.Parameter
+    axis: int
+    index: Tensor
+    bias: nn.Parameter | None
+
+    def scale(self, factor: float) -> None:
+        """Multiply this head's projection (weight and bias) in place."""
+        with torch.no_grad():
+            rows = self.weight.index_select(self.axis, self.index) * factor
+            self.weight.index_copy_(self.axis, self.index, rows)
+            if self.bias is not None:
+                self.bias.index_copy_(0, self.index, self.bias[self.index] * factor)
+
+
+def projections(
+    subject: Subject, batch: Batch, module: str, part: Part
+) -> tuple[Projection, ...]:
+    """The projections of every head for the attention call made inside `module`.
+
+    `module` is the dotted name that a call carries. Raises `AttoscopeError` when no matrix in it
+    feeds the heads one by one.
+    """
+    small = head_of(batch)
+    found: list[Projection] = []
+
+    def on_call(call: AttentionCall) -> None:
+        if frames[-1].name == module and not found:
+            owner = frames[-1].module
+            with capture.asleep():
+                found.extend(_by_head(call, owner, part))
+
+    def idle(_: Frame) -> None:
+        return None
+
+    flags = {p: p.requires_grad for p in subject.model.parameters()}
+    training = {m: m.training for m in subject.model.modules()}
+    try:
+        subject.model.requires_grad_(True).eval()
+        with torch.enable_grad(), capturing(on_call, len(small)) as capture:
+            with framed(subject.model, idle, idle) as frames:
+                subject.run(small)
+    finally:
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
+        for each, mode in training.items():
+            each.training = mode
+    if not found:
+        raise AttoscopeError(
+            f"no {part} projection was found in {module!r}; expected a matrix in it whose rows or "
+            "columns feed one head each; name a module that an attention call carries"
+        )
+    return tuple(found)
+
+
+def _by_head(call: AttentionCall, owner: nn.Module, part: Part) -> Iterator[Projection]:
+    tensor = getattr(call, part)
+    if tensor is None or not tensor.requires_grad:
+        return
+    named = dict(owner.named_parameters())
+    matrices = {name: p for name, p in named.items() if p.dim() == 2}
+    for head in range(tensor.shape[1]):
+        grads = torch.autograd.grad(
+            tensor[:, head].float().square().sum(),
+            list(matrices.values()),
+            retain_graph=True,
+            allow_unused=True,
+        )
+        for (name, weight), gradient in zip(matrices.items(), grads, strict=True):
+            if gradient is None:
+                continue
+            place = _place(gradient, tensor.shape[-1], tensor.shape[1])
+            if place is not None:
+                axis, index = place
+                bias = named.get(name.removesuffix("weight") + "bias")
+                yield Projection(part, head, name, weight, axis, index, bias)  # type: ignore[arg-type]
+                break
+
+
+def _place(gradient: Tensor, size: int, heads: int) -> tuple[int, Tensor] | None:
+    """The axis and indices in which the gradient lives, when they are one head's worth."""
+    used = gradient != 0
+    for axis in (0, 1):
+        index = used.any(1 - axis).nonzero()[:, 0]
+        alone = heads > 1 or gradient.shape[axis] % size == 0
+        if len(index) == size and alone:
+            return axis, index
+    return None

@@ -1,0 +1,176 @@
+"""Six faults. Each breaks a model in place at chosen layers and is undone on leaving the block.
+
+No fault knows an architecture: layers, projections and channels are found by the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attoscope.errors import AttoscopeError
+from attoscope.trace import AttentionCall, Batch, Layer, Subject, watch
+from attoscope.trace.projections import projections
+from attoscope.trace.subject import head_of
+
+SATURATION = 50.0
+CHANNEL = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A way to break a model: at which layers of its first stack, and which finding must follow.
+
+    `head` is used by faults of one head.
+    """
+
+    name: str
+    finding: str
+    break_: Callable[[_Patient, tuple[int, ...], int], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class _Patient:
+    """A model on the table: its layers by number, and everything that was changed, to undo it."""
+
+    def __init__(self, subject: Subject, batch: Batch, undo: ExitStack) -> None:
+        self.subject = subject
+        self.batch = batch
+        self.undo = undo
+        self.modules: dict[int, nn.Module] = {}
+        self.calls: dict[int, AttentionCall] = {}
+        stack = subject.layout(batch).stacks[0].name
+
+        def visit(layer: Layer, _: Batch) -> None:
+            if layer.stack == stack and layer.calls:
+                self.modules[layer.index] = subject.model.get_submodule(layer.name)
+                self.calls[layer.index] = layer.calls[0]
+
+        watch(subject, head_of(batch), visit)
+
+    def keep(self, parameter: Tensor) -> None:
+        """Remember a parameter's values, to put them back."""
+        saved = parameter.detach().clone()
+
+        def restore() -> None:
+            with torch.no_grad():
+                parameter.copy_(saved)
+
+        self.undo.callback(restore)
+
+    def queries(self, layer: int, factor: float) -> None:
+        """Scale all queries of a layer's attention."""
+        module = self.calls[layer].module
+        for one in projections(self.subject, self.batch, module, "query"):
+            self.keep(one.weight)
+            if one.bias is not None:
+                self.keep(one.bias)
+            one.scale(factor)
+
+    def output_weight(self, layer: int) -> Tensor:
+        """The output projection of a layer by head; a view of the parameter, kept for undoing."""
+        weight = self.calls[layer].output_weight
+        if weight is None:
+            raise AttoscopeError(
+                f"layer {layer}: the projection after its heads was not found; choose another "
+                "fault or layer"
+            )
+        self.keep(weight)
+        return weight
+
+    def on_output(self, layer: int, change: Callable[[Tensor], Tensor]) -> None:
+        """Pass a layer's output through `change` from now on."""
+
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            if isinstance(output, tuple):
+                return (change(output[0]), *output[1:])
+            return change(output)
+
+        handle = self.modules[layer].register_forward_hook(hook)
+        self.undo.callback(handle.remove)
+
+
+def _uniform(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    for layer in layers:
+        patient.queries(layer, 0.0)
+
+
+def _saturated(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    for layer in layers:
+        patient.queries(layer, SATURATION)
+
+
+def _dead_head(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    for layer in layers:
+        patient.output_weight(layer)[head].zero_()
+
+
+def _collapsed(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    """Every token becomes a multiple of the mean token: rank one, whatever its length was."""
+
+    def change(x: Tensor) -> Tensor:
+        mean = x.mean(1, keepdim=True)
+        sizes = x.norm(dim=-1, keepdim=True) / mean.norm(dim=-1, keepdim=True)
+        return mean * sizes
+
+    for layer in layers:
+        patient.on_output(layer, change)
+
+
+def _massive_channel(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    def change(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[..., 7 % x.shape[-1]] += CHANNEL * x.abs().median()
+        return x
+
+    for layer in layers:
+        patient.on_output(layer, change)
+
+
+def _not_a_number(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    for layer in layers:
+        patient.output_weight(layer)[0, 0].fill_(float("nan"))
+
+
+FAULTS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        Fault("uniform attention", "uniform-attention", _uniform),
+        Fault("saturated attention", "saturated-attention", _saturated),
+        Fault("dead head", "dead-head", _dead_head),
+        Fault("rank collapse", "rank-collapse", _collapsed),
+        Fault("massive channel", "massive-channel", _massive_channel),
+        Fault("not a number", "non-finite", _not_a_number),
+    )
+}
+
+
+@contextmanager
+def broken(
+    subject: Subject, batch: Batch, fault: Fault | str, layers: tuple[int, ...], head: int = 0
+) -> Iterator[Subject]:
+    """The same subject with a fault at `layers` (and `head`); whole again after the block.
+
+    `batch` is anything that the model reads: it is run on a little of it to find its parts.
+    Raises `AttoscopeError` when there is no such fault or layer.
+    """
+    chosen = FAULTS.get(fault) if isinstance(fault, str) else fault
+    if chosen is None:
+        raise AttoscopeError(f"fault: got {fault!r}; expected one of {', '.join(FAULTS)}")
+    with ExitStack() as undo:
+        patient = _Patient(subject, batch, undo)
+        unknown = [layer for layer in layers if layer not in patient.modules]
+        if unknown:
+            raise AttoscopeError(
+                f"layers: got {unknown}; {subject.name} has {sorted(patient.modules)}"
+            )
+        with torch.no_grad():
+            chosen.break_(patient, layers, head)
+        yield subject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -110,6 +110,7 @@ class Witness:
 WitnessKey = tuple[str, str, int]
 
 
+@runtime_checkable
 class Measure(Protocol):
     """What every measure offers: it sees layers as they go by, adds up, and reads out.
 

@@ -29,6 +29,7 @@ STATISTICS = (
     "content_entropy",
     "margin",
     "undecided",
+    "saturated",
     "score_scale",
     "sink_mass",
     "first_even",
@@ -40,6 +41,8 @@ STATISTICS = (
 _FAR = 1e18
 # Where only probabilities are known, a zero one stands for less than the least float32.
 _UNDERFLOW = 104.0
+# A row is saturated when its other keys together get less than half precision would keep.
+_SATURATED = 2.0**-11
 # How many times the even share a row's top key must have for the row to count as decided.
 _DECIDED = 2.0
 
@@ -104,6 +107,7 @@ def _assemble(
         content / content_keys.log(),
         margin + two,
         torch.where(all_keys >= 3, (peak < _DECIDED / all_keys).double(), math.nan),
+        (1 - peak < _SATURATED).double() + two,
         spread + two,
         torch.zeros_like(spread),
         first_keys / all_keys,

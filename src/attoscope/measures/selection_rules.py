@@ -7,9 +7,10 @@ Thresholds come from what a number means, not from models that were looked at:
   head is an average. On top, no key may reach twice its even share in 99 % of rows.
 - *Saturated*: above the freezing point sqrt(2 ln n) the softmax of n random scores rests on a
   few keys. At c times that point the expected margin of the top key is c nats; at c = 3 it gets
-  e^3 = 20 times the runner-up. With fewer than two effective keys on average, the softmax is
-  one-hot and its gradient w (1 - w) is gone. Position biases can make scores spread as much in a
-  working model (ALiBi), but leave several keys; a sink leaves one, but does not spread scores.
+  e^3 = 20 times the runner-up. A trained head may well live there (one that looks at the token
+  before), as long as it can still be moved: so most of its rows must also have a top weight that
+  float16 rounds to 1, where the gradient w (1 - w) is gone. A sink alone puts weight on one key
+  without spreading scores; position biases (ALiBi) spread scores without a single key.
 - *Dead*: a head that writes less than a thousandth of its layer's median head, or less than
   float32 rounding (1e-6) of the stream.
 - *Sink*: 0.3 of the attention on one token, the threshold of Gu et al. 2024.
@@ -26,7 +27,7 @@ from attoscope.measures.rules import Book, Rule
 EVEN_SCALE = 0.05
 EVEN_ROWS = 0.99
 FROZEN_TIMES = 3.0
-ONE_KEY = 2.0
+MOST_ROWS = 0.5
 DEAD_SHARE = 1e-3
 DEAD_ABSOLUTE = 1e-6
 SINK_SHARE = 0.3
@@ -61,9 +62,9 @@ def makes_no_choice(book: Book) -> Cells:
 
 
 def saturated(book: Book) -> Cells:
-    """Scores spread far above the freezing point, and everything goes to one key."""
+    """Scores spread far above the freezing point, and most rows pass no gradient."""
     spread = book.values("score_scale") > FROZEN_TIMES * book.null("score_scale")
-    return spread & (book.values("effective_keys") < ONE_KEY)
+    return spread & (book.values("saturated") >= MOST_ROWS)
 
 
 def dead(book: Book) -> Cells:

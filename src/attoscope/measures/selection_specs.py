@@ -97,6 +97,16 @@ SPECS: tuple[Spec, ...] = (
         missing="fewer than three keys to choose from",
     ),
     Spec(
+        name="saturated",
+        title="Saturated rows",
+        meaning="Share of query rows in which all keys but the chosen one together get less than "
+        "2^-11 of the attention, the rounding of float16: no gradient passes to the scores.",
+        unit="share",
+        range=(0.0, 1.0),
+        source="attoscope's own definition",
+        missing=_TWO_KEYS,
+    ),
+    Spec(
         name="score_scale",
         title="Score scale",
         meaning="Standard deviation of a row's scores over its allowed keys. Near 0 the softmax "

@@ -3,7 +3,9 @@
 *Collapsed*: the rank-one residual is below 2^-7, the spacing of bfloat16 numbers at 1. What
 tells tokens apart is then below the rounding of the format that most models run in. The limit is
 far from anything that a working model shows; similar tokens (a high cosine) alone are no fault:
-classification with mean pooling wants them.
+classification with mean pooling wants them. Where one channel drowns all others, every token lies
+near that axis; the residual is then compared with what that channel leaves, sqrt(1 - its share),
+since the channel is a fault of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ BF16_SPACING = 2.0**-7
 
 def collapsed(book: Book) -> NDArray[np.bool_]:
     """Content tokens lie on one line through the origin, to within bfloat16."""
-    return book.values("rank_one_residual") < BF16_SPACING
+    reading = book.readings["rank_one_residual"]
+    left = np.ones_like(reading.values)
+    if "channel_share" in book.readings:
+        left = np.sqrt(1 - np.nan_to_num(book.values("channel_share", like=reading)))
+    return np.asarray(reading.values < BF16_SPACING * left)
 
 
 def alike_or_on_a_line(book: Book, rows: Sequence[int]) -> str:

@@ -1,7 +1,9 @@
 """What the residual stream gives away: rules, with their thresholds and why these.
 
-- *Massive channel*: above one half, one channel holds more of a token's energy than all others
-  together, and cosines, norms and quantisation ranges speak of it alone.
+- *Channel*: above one half, one channel holds more of a token's energy than all others together;
+  working language models have such points, so this is a note. Above nine tenths the others make
+  up less than a third of the norm (sqrt 0.1): norm layers shrink them more than threefold, and
+  cosines, norms and quantisation ranges speak of that channel alone. That is a warning.
 - *Massive activation*: a thousand times the median, the definition of Sun et al. 2024.
 - *Idle*: a block that changes the stream by less than a thousandth moves nothing that half
   precision would keep.
@@ -20,7 +22,8 @@ from numpy.typing import NDArray
 from attoscope.measures.places import parse
 from attoscope.measures.rules import Book, Rule
 
-CHANNEL_SHARE = 0.5
+OUTLIER_SHARE = 0.5
+MASSIVE_SHARE = 0.9
 MASSIVE = 1000.0
 IDLE = 1e-3
 DOUBLING = 2.0
@@ -36,8 +39,13 @@ def not_finite(book: Book) -> Cells:
 
 
 def massive_channel(book: Book) -> Cells:
+    """One channel leaves the others less than a third of the norm."""
+    return book.values("channel_share") > MASSIVE_SHARE
+
+
+def outlier_channel(book: Book) -> Cells:
     """One channel holds more of the energy than all others together."""
-    return book.values("channel_share") > CHANNEL_SHARE
+    return book.values("channel_share") > OUTLIER_SHARE
 
 
 def massive_activation(book: Book) -> Cells:
@@ -67,6 +75,15 @@ def exploding(book: Book) -> Cells:
     return np.asarray(cells, bool)
 
 
+_FIND_CHANNEL = """\
+channel = $channel
+for name, weight in model.named_parameters():
+    if weight.dim() == 1 and weight.numel() > channel:
+        typical = weight.abs().median().item()
+        if weight[channel].abs().item() > 10 * typical:
+            print(name, weight[channel].item(), "against a median of", typical)
+"""
+
 RULES: tuple[Rule, ...] = (
     Rule(
         id="non_finite",
@@ -94,7 +111,7 @@ model = model.to(torch.bfloat16)  # if all weights are finite and the model ran 
     ),
     Rule(
         id="massive_channel",
-        title="One channel outweighs all others",
+        title="One channel drowns all others",
         severity="warning",
         reading="channel_share",
         fires=massive_channel,
@@ -106,15 +123,25 @@ model = model.to(torch.bfloat16)  # if all weights are finite and the model ran 
         remedy="Find the weight that writes the channel and compare it with the channel's "
         "neighbours. Leave the channel out of cosines and norms, quantise it by itself, and when "
         "training, decay norm weights and biases, too.",
-        code="""\
-channel = $channel
-for name, weight in model.named_parameters():
-    if weight.dim() == 1 and weight.numel() > channel:
-        typical = weight.abs().median().item()
-        if weight[channel].abs().item() > 10 * typical:
-            print(name, weight[channel].item(), "against a median of", typical)
-""",
+        code=_FIND_CHANNEL,
         shown="channel",
+    ),
+    Rule(
+        id="outlier_channel",
+        title="An outlier channel",
+        severity="note",
+        reading="channel_share",
+        fires=outlier_channel,
+        scope="run",
+        worst="largest",
+        sentence="After {where}, channel {channel} alone holds {measured:percent} of a content "
+        "token's energy, where an even spread would give it {null:percent}.",
+        paper="Kovaleva et al. 2021 (arXiv 2105.06990); Sun et al. 2024 (arXiv 2402.17762)",
+        remedy="Found in working models, too. Leave the channel out of cosines and norms, and "
+        "give it a range of its own when quantising.",
+        code=_FIND_CHANNEL,
+        shown="channel",
+        unless=("massive_channel",),
     ),
     Rule(
         id="massive_activation",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attoscope.measures.base import Measure, Reading, with_null
@@ -36,7 +37,7 @@ class Measurement:
     null_documents: int = 0
     interrupted: bool = False
     first: Batch | None = None
-    ids: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    ids: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def readings(self) -> tuple[Reading, ...]:
         """All readings, each with its null where there is one."""

@@ -99,7 +99,7 @@ def make(stacks, kind, seed=0, hostile=False):
     curves = [
         ("cosine", "Token cosine", "cosine", (-1.0, 1.0), 1.0, True),
         ("effective_rank", "Effective rank", "dimensions", (1.0, None), 90.0, True),
-        ("stream_norm", "Norm of the residual stream", "norm", (0.0, None), 30.0, True),
+        ("norm", "Norm of the residual stream", "norm", (0.0, None), 30.0, True),
         ("rank_one_residual", "Rank-one residual", "share", (0.0, 1.0), 0.7, False),
     ]
     readings = [
@@ -113,11 +113,13 @@ def make(stacks, kind, seed=0, hostile=False):
             for n, t, u, b, scale, null in curves
         ),
     ]
-    massive = point_reading(rng, selves, "massive", "Massive activation", "ratio", (1.0, None))
+    massive = point_reading(
+        rng, selves, "massive_activation", "Massive activation", "ratio", (1.0, None)
+    )
     values = np.geomspace(1.2, 900, len(massive.values))
     parts = {**massive.__dict__, "values": values, "low": values * 0.9, "high": values * 1.1}
     readings.append(Reading(**{**parts, "null": np.full(len(values), 1.1)}))
-    never = {**readings[3].__dict__, "name": "dirichlet", "title": "Dirichlet energy"}
+    never = {**readings[3].__dict__, "name": "dirichlet_energy", "title": "Dirichlet energy"}
     never.update(values=np.full(len(massive.values), np.nan), low=None, high=None, null=None)
     readings.append(Reading(**{**never, "reason": "it needs at least three tokens"}))
     stack, _, layers, heads = stacks[-1][0], None, stacks[-1][2], stacks[-1][3]
@@ -203,7 +205,7 @@ def made_findings(stack, layers, heads, tokens, hostile):
         "differences between tokens are lost, and quantising its large channels will hurt.",
         sites=(f"{stack}.5",),
         heads=(),
-        reading="massive",
+        reading="massive_activation",
         measured=164.0,
         unit="ratio",
         interval=(159.0, 169.0),

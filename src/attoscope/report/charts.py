@@ -130,8 +130,8 @@ def _powers(track: Track) -> list[float]:
     return [float(10.0**power) for power in np.arange(low, high + 1)]
 
 
-def _curve_rows(track: Track) -> list[dict[str, float | None]]:
-    rows: list[dict[str, float | None]] = []
+def _curve_rows(track: Track) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for i in range(len(track.values)):
         row: dict[str, float | None] = {"i": i}
         for name in ("value", "low", "high", "null"):

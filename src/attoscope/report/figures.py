@@ -95,13 +95,16 @@ def _figure(
 
 def absent(reading: Reading) -> str:
     """ "3 of 144 values not computed: reason", or ""."""
-    gone = int((~np.isfinite(reading.values)).sum())
+    # A stack with fewer heads than another lacks nothing.
+    arrays = [t.values for t in split(reading)] if is_map(reading) else [reading.values]
+    size = sum(a.size for a in arrays)
+    gone = sum(int((~np.isfinite(a)).sum()) for a in arrays)
     if not gone:
         return ""
     why = reading.reason or "no reason was given"
-    if gone == reading.values.size:
+    if gone == size:
         return f"Not computed: {why}"
-    return f"{gone:,} of {reading.values.size:,} values not computed: {why}"
+    return f"{gone:,} of {size:,} values not computed: {why}"
 
 
 def _curves(reading: Reading) -> Figure:

@@ -179,12 +179,12 @@ def _entry(reading: Reading, row: str) -> Text:
     if row not in labels:
         return Text("")
     i = labels.index(row)
-    entry = Text(number(_mean(reading.values[i])))
+    entry = Text(number(_mean(np.atleast_1d(reading.values[i]))))
     if reading.null is not None and np.isfinite(reading.null[i]).any():
-        entry.append(f" ({number(_mean(reading.null[i]))})", style="dim")
+        entry.append(f" ({number(_mean(np.atleast_1d(reading.null[i])))})", style="dim")
     return entry
 
 
 def _mean(values: NDArray[np.float64]) -> float:
-    finite = np.asarray(values)[np.isfinite(values)]
+    finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else float("nan")

@@ -17,7 +17,7 @@ def missing(value: Any) -> bool:
     return value is None or not math.isfinite(value)
 
 
-def number(value: float | None) -> str:
+def number(value: float | int | None) -> str:
     """Three significant digits, thousands apart, a true minus; "not computed" for NaN."""
     if value is None or math.isnan(value):
         return MISSING
@@ -39,7 +39,7 @@ def number(value: float | None) -> str:
     return f"−{text}" if value < 0 else text
 
 
-def quantity(value: float | None, unit: str) -> str:
+def quantity(value: float | int | None, unit: str) -> str:
     """A number with its unit: "164×", "3.20 nats", "0.573"."""
     text = number(value)
     if missing(value) or unit in ("", "share"):
@@ -51,7 +51,7 @@ def quantity(value: float | None, unit: str) -> str:
     return f"{text} {unit}"
 
 
-def interval(low: float | None, high: float | None) -> str:
+def interval(low: float | int | None, high: float | int | None) -> str:
     """ "159–169"; "−0.10 to 0.20" where a sign would be misread as a dash; "" without one."""
     if missing(low) or missing(high):
         return ""
@@ -72,7 +72,7 @@ def in_words(amount: int) -> str:
     return names[amount] if amount < len(names) else f"{amount:,}"
 
 
-def size_of(parameters: float | None) -> str:
+def size_of(parameters: float | int | None) -> str:
     """Parameters with a prefix: "134.5 M"."""
     if missing(parameters):
         return ""

@@ -106,7 +106,7 @@ class Tally:
             boot_total=boot_total.copy(),
             boot_count=boot_count.astype(np.float32),
             row_variance=variance,
-            broken=np.zeros(cells[1:], np.int64) if broken is None else broken.sum(0),
+            broken=np.zeros(cells[1:], np.int64) if broken is None else np.asarray(broken.sum(0)),
         )
         self._take(place, sums)
 

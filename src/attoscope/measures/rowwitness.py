@@ -28,7 +28,7 @@ KINDS = (("decided", -1.0), ("undecided", 1.0))
 class RowPicker:
     """Keeps the best row of each kind and head over the blocks of one call."""
 
-    def __init__(self, batch: Batch, asks: Bool[Tensor, "batch row"], heads: int) -> None:
+    def __init__(self, batch: Batch, asks: Bool[Tensor, "batch position"], heads: int) -> None:
         self.batch, self.asks = batch, asks
         documents = np.array(batch.documents)
         self.order = torch.from_numpy(np.argsort(documents, kind="stable"))
@@ -38,7 +38,7 @@ class RowPicker:
     def look(
         self,
         block: slice,
-        positions: Int[Tensor, "batch row"],
+        positions: Int[Tensor, "batch position"],
         rows: Rows,
         entropy: Float[Tensor, "batch head row"],
         content: Float[Tensor, "batch key"],

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attoscope.measures.base import (
@@ -30,12 +31,12 @@ from attoscope.measures.rowstats import STATISTICS, head_write, key_kinds, row_s
 from attoscope.measures.rowwitness import RowPicker
 from attoscope.measures.rules import Rule
 from attoscope.measures.selection_rules import RULES
-from attoscope.measures.selection_specs import SPECS
+from attoscope.measures.selection_specs import FINITE_SPECS, SPECS
 from attoscope.measures.tally import Tally
 from attoscope.trace.rows import row_blocks
 from attoscope.trace.types import AttentionCall, Batch, Layer
 
-_QUANTITIES = (*STATISTICS, "head_write", "non_finite_rows")
+_QUANTITIES = (*STATISTICS, "head_write")
 _CONTENT_ENTROPY = STATISTICS.index("content_entropy")
 # Small blocks of rows stay in the processor's cache from one pass to the next.
 _BUDGET = 2 * 2**20
@@ -60,6 +61,7 @@ class Selection:
         self.sampler = RowSampler(rows, seed)
         self.budget_bytes = budget_bytes
         self.tally = Tally(_QUANTITIES, seed=seed)
+        self.finite = Tally(("non_finite_rows",), seed=seed)
         self.witnesses: dict[WitnessKey, Witness] = {}
         self.modules: dict[str, str] = {}
         self._without_weight: dict[str, str] = {}
@@ -77,6 +79,7 @@ class Selection:
         if not isinstance(other, Selection):
             raise ValueError(f"cannot merge {type(other).__name__} into Selection")
         self.tally.merge(other.tally)
+        self.finite.merge(other.finite)
         self.modules.update(other.modules)
         self._without_weight.update(other._without_weight)
         for key, witness in other.witnesses.items():
@@ -84,7 +87,11 @@ class Selection:
 
     def read(self) -> list[Reading]:
         """All readings, dims (site, head)."""
-        readings = self.tally.readings(SPECS, ("site", "head"), row_error=True)
+        dims = ("site", "head")
+        readings = [
+            *self.finite.readings(FINITE_SPECS, dims, row_error=True),
+            *self.tally.readings(SPECS, dims, row_error=True),
+        ]
         if not self._without_weight:
             return readings
         notes = "; ".join(
@@ -122,20 +129,24 @@ class Selection:
         statistics = torch.cat(
             [torch.cat(parts, -1), self._head_write(site, call, layer, positions)[None]]
         )
+        left_out = ~real[:, None]
         broken = torch.cat(lost, -1) & real[:, None]
-        statistics = torch.cat([statistics, broken[None].double()])
-        values, variance = _document_means(
-            statistics.masked_fill_(~real[:, None], math.nan), layer.valid.sum(1)
-        )
-        # The share of rows that are not finite must itself survive where they are not.
-        values[:, -1] = np.nan_to_num(values[:, -1])
-        self.tally.add(
-            site,
-            batch.documents,
-            values,
-            broken=broken.any(-1).cpu().numpy(),
-            row_variance=variance,
-        )
+        queries = layer.valid.sum(1)
+        means = _document_means(statistics.masked_fill_(left_out, math.nan), queries)
+        self._add(self.tally, site, batch, means, broken.any(-1).cpu().numpy())
+        share = broken[None].double().masked_fill_(left_out, math.nan)
+        self._add(self.finite, site, batch, _document_means(share, queries))
+
+    def _add(
+        self,
+        tally: Tally,
+        site: str,
+        batch: Batch,
+        means: tuple[Array, Array],
+        broken: NDArray[np.bool_] | None = None,
+    ) -> None:
+        values, variance = means
+        tally.add(site, batch.documents, values, broken=broken, row_variance=variance)
 
     def _head_write(
         self,

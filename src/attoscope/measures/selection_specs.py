@@ -6,6 +6,18 @@ from attoscope.measures.base import Spec
 
 _TWO_KEYS = "fewer than two keys to choose from"
 
+FINITE_SPECS: tuple[Spec, ...] = (
+    Spec(
+        name="non_finite_rows",
+        title="Rows that are not finite",
+        meaning="Share of query rows whose scores or weights hold NaN or infinity. Anything but "
+        "0 is a fault.",
+        unit="share",
+        range=(0.0, 1.0),
+        source="attoscope's own check",
+    ),
+)
+
 SPECS: tuple[Spec, ...] = (
     Spec(
         name="normalised_entropy",
@@ -137,14 +149,5 @@ SPECS: tuple[Spec, ...] = (
         range=(0.0, None),
         source="Kobayashi et al. 2020 (arXiv 2004.10102), norm-based analysis",
         missing="the stream has no length there",
-    ),
-    Spec(
-        name="non_finite_rows",
-        title="Rows that are not finite",
-        meaning="Share of query rows whose scores or weights hold NaN or infinity. Anything but "
-        "0 is a fault.",
-        unit="share",
-        range=(0.0, 1.0),
-        source="attoscope's own check",
     ),
 )

@@ -106,7 +106,9 @@ class Tally:
             boot_total=boot_total.copy(),
             boot_count=boot_count.astype(np.float32),
             row_variance=variance,
-            broken=np.zeros(cells[1:], np.int64) if broken is None else np.asarray(broken.sum(0)),
+            broken=np.zeros(cells[1:], np.int64)
+            if broken is None
+            else np.asarray(broken.sum(0)),
         )
         self._take(place, sums)
 
@@ -136,7 +138,9 @@ class Tally:
     def mean(self, name: str) -> Array:
         """Mean over documents, (place,) or (place, head); NaN where not computed."""
         index = self.names.index(name)
-        return self._padded([_ratio(s.total[index], s.count[index]) for s in self._sound()])
+        return self._padded(
+            [_ratio(s.total[index, ...], s.count[index, ...]) for s in self._sound()]
+        )
 
     def _reading(self, spec: Spec, dims: tuple[str, ...], row_error: bool) -> Reading:
         index = self.names.index(spec.name)
@@ -148,7 +152,8 @@ class Tally:
         if len(dims) > 1:
             coords[dims[1]] = tuple(range(values.shape[1]))
         errors = [
-            np.sqrt(_ratio(s.row_variance[index], s.count[index] ** 2)) for s in self._sound()
+            np.sqrt(_ratio(s.row_variance[index, ...], np.asarray(s.count[index, ...] ** 2)))
+            for s in self._sound()
         ]
         return Reading(
             name=spec.name,
@@ -247,7 +252,7 @@ def _ratio(top: Array, bottom: Array) -> Array:
 
 def _interval(sums: _Sums, index: int) -> tuple[Array, Array]:
     """Percentile interval of the replicates' means; NaN with fewer than two documents."""
-    count = sums.count[index]
+    count = sums.count[index, ...]
     means = _ratio(sums.boot_total[:, index], sums.boot_count[:, index].astype(np.float64))
     means = np.where(count >= 2, means, np.nan)
     # A replicate may hold no document at all; such replicates are left out.

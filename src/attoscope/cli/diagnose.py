@@ -124,15 +124,30 @@ def _write(
             diagnosis.to_json(folder / "report.json"),
         ]
     if as_json:
-        from attoscope.report.json import text
+        from attoscope.report.json import dumps
 
-        typer.echo(text(diagnosis))
+        typer.echo(dumps(diagnosis))
         return
-    from attoscope.report.terminal import show
+    if quiet:
+        for finding in diagnosis.findings:
+            typer.echo(f"{finding.severity}: {finding.sentence}")
+    else:
+        from attoscope.report.terminal import show
 
-    show(diagnosis, quiet=quiet, worse=worse)
+        show(diagnosis)
+    if worse is not None:
+        _say_worse(worse)
     if written and not quiet:
-        typer.echo(f"\nWritten: {written[0]} and {written[1].name}")
+        typer.echo(f"Written: {written[0]} and {written[1].name}")
+
+
+def _say_worse(worse: list[Finding]) -> None:
+    if not worse:
+        typer.echo("Nothing got worse since the baseline.")
+        return
+    typer.echo("Worse than the baseline:")
+    for finding in worse:
+        typer.echo(f"  {finding.severity}: {finding.sentence}")
 
 
 def _baseline(path: Path | None) -> dict[str, Any] | None:

@@ -343,6 +343,7 @@ def _images(subject: Subject, images: list[Any], counts: Counts) -> Batch:
         )
     else:
         try:
+            images = [_with_channels(image) for image in images]
             pixels = subject.image_processor(images=images, return_tensors="pt")["pixel_values"]
         except (ValueError, TypeError, KeyError, RuntimeError, ImportError) as error:
             raise AttoscopeError(
@@ -350,6 +351,15 @@ def _images(subject: Subject, images: list[Any], counts: Counts) -> Batch:
                 "expected images of the kind that its preprocessor_config.json describes"
             ) from error
     return _numbered(subject, {"pixel_values": pixels}, counts)
+
+
+def _with_channels(image: Any) -> Any:
+    """A grey array without a channel axis becomes a grey image, which processors understand."""
+    if isinstance(image, (Tensor, np.ndarray)) and image.ndim == 2:
+        from PIL import Image
+
+        return Image.fromarray(np.asarray(image))
+    return image
 
 
 def _is_pixels(image: Any) -> bool:
@@ -397,7 +407,12 @@ def _limit(subject: Subject, max_tokens: int | None) -> int:
 
 def _reserved(model: nn.Module, table: int) -> int:
     """Positions that a table keeps for padding: tables with a padding index start after it."""
+    try:
+        words = model.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        words = None
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings == table:
-            return 0 if module.padding_idx is None else module.padding_idx + 1
+            if module is not words:
+                return 0 if module.padding_idx is None else module.padding_idx + 1
     return 0

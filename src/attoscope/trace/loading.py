@@ -31,7 +31,7 @@ def load(
         config = _config(where, options, source)
         model, info = _weights(where, config, options, dtype, source)
         notes = _judge(info, source) + _gguf_note(options)
-        tokenizer = _optional("AutoTokenizer", where, options)
+        tokenizer = _with_words(_optional("AutoTokenizer", where, options))
         processor = _optional("AutoImageProcessor", where, options) if _sees(config) else None
     return Subject(
         model.to(target),
@@ -124,9 +124,12 @@ def _weights(
 
     names = getattr(config, "architectures", None) or []
     found = next((getattr(transformers, n) for n in names if hasattr(transformers, n)), None)
-    model_class: Any = found or transformers.AutoModel
+    in_gguf = "gguf_file" in options
+    model_class: Any = found or (
+        transformers.AutoModelForCausalLM if in_gguf else transformers.AutoModel
+    )
     # GGUF blocks are expanded to float32; their own type cannot be computed with.
-    wanted = "float32" if dtype == "auto" and "gguf_file" in options else dtype
+    wanted = "float32" if dtype == "auto" and in_gguf else dtype
     try:
         model, info = model_class.from_pretrained(
             where, config=config, dtype=wanted, output_loading_info=True, **options
@@ -188,13 +191,25 @@ def _optional(kind: str, where: str, options: dict[str, Any]) -> Any:
         return None
 
 
+def _with_words(tokenizer: Any) -> Any:
+    """None for a tokenizer made up from nothing: it knows its special tokens and no word."""
+    if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_ids):
+        return None
+    return tokenizer
+
+
 def _sees(config: Any) -> bool:
     return any(hasattr(config, name) for name in ("image_size", "vision_config", "patch_size"))
 
 
 def _name(source: str | Path) -> str:
     path = Path(source)
-    return path.resolve().name if path.exists() else str(source)
+    if not path.exists():
+        return str(source)
+    path = path.resolve()
+    # A folder called "model" says nothing: its parent does.
+    generic = path.name.lower() in ("model", "models", "checkpoint", "final", "snapshots")
+    return f"{path.parent.name}/{path.name}" if generic else path.name
 
 
 def _some(keys: list[str]) -> str:

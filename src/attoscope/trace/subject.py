@@ -38,11 +38,6 @@ class Subject:
         notes: tuple[str, ...] = (),
         ignore: tuple[str, ...] = (),
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise AttoscopeError(
-                f"model: got {type(model).__name__}; expected a torch nn.Module, a directory, a "
-                "hub id or a GGUF file"
-            )
         self.model = model
         self.tokenizer = tokenizer
         self.image_processor = image_processor
@@ -128,6 +123,11 @@ def subject_of(model: Any, *, dtype: str = "auto", device: str = "cpu") -> Subje
         return model
     if isinstance(model, (str, Path)):
         return Subject.load(model, dtype=dtype, device=device)
+    if not isinstance(model, nn.Module):
+        raise AttoscopeError(
+            f"model: got {type(model).__name__}; expected a torch nn.Module, a directory, a hub "
+            "id or a GGUF file"
+        )
     return Subject.of(model)
 
 

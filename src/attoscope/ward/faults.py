@@ -142,12 +142,12 @@ def _not_a_number(patient: _Patient, layers: tuple[int, ...], head: int) -> None
 FAULTS: dict[str, Fault] = {
     fault.name: fault
     for fault in (
-        Fault("uniform attention", "uniform-attention", _uniform),
-        Fault("saturated attention", "saturated-attention", _saturated),
-        Fault("dead head", "dead-head", _dead_head),
-        Fault("rank collapse", "rank-collapse", _collapsed),
-        Fault("massive channel", "massive-channel", _massive_channel),
-        Fault("not a number", "non-finite", _not_a_number),
+        Fault("uniform attention", "uniform_attention", _uniform),
+        Fault("saturated attention", "saturated_attention", _saturated),
+        Fault("dead head", "dead_head", _dead_head),
+        Fault("rank collapse", "rank_collapse", _collapsed),
+        Fault("massive channel", "massive_channel", _massive_channel),
+        Fault("not a number", "non_finite", _not_a_number),
     )
 }
 

@@ -366,5 +366,5 @@ def test_witnesses_are_the_sharpest_and_the_evenest_row():
     assert (sharp.position, sharp.token, sharp.chosen, sharp.chosen_token) == (5, "f", 3, "d")
     assert sharp.value == pytest.approx(math.exp(6) / (math.exp(6) + 7), rel=1e-5)
     even = measure.witnesses["undecided", "encoder.0", 0]
-    # The first of the rows that are exactly even; row 0 asks as the first token and is left out.
+    # The first of the rows that are exactly even; row 0 asks as the first token: left out.
     assert even.position == 1

@@ -83,9 +83,9 @@ class Spec:
 class Witness:
     """One input that shows what a reading says: the document, the token, the number there.
 
-    `chosen` is the key that the query at `position` attends to most; `channel` the coordinate of
-    the stream. `value` is what is shown (a weight, an activation); `score` is what it was picked
-    by (the larger, the better).
+    `chosen` is the key that the query at `position` attends to most; `channel` the coordinate
+    of the stream. `value` is what is shown (a weight, an activation); `score` is what it was
+    picked by (the larger, the better).
     """
 
     value: float
@@ -115,8 +115,8 @@ class Measure(Protocol):
     """What every measure offers: it sees layers as they go by, adds up, and reads out.
 
     `needs` says what it takes from a layer, `rules` what is made of the readings, and `modules`
-    which module of the model each place belongs to. Two measures that saw different documents merge into
-    what one would have read on all of them.
+    which module of the model each place belongs to. Two measures that saw different documents
+    merge into what one would have read on all of them.
     """
 
     name: ClassVar[str]

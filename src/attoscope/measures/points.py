@@ -18,7 +18,8 @@ class Point:
     """The stream at one position, in float32 or float64, with invalid tokens set to 0.
 
     `broken` marks sequences that hold a NaN or an infinity at a valid token; they are set to 0
-    altogether, so that arithmetic on them is harmless, and `lost` is their share of such values.
+    altogether, so that arithmetic on them is harmless, and `lost` is their share of such
+    values.
     """
 
     name: str

@@ -121,7 +121,7 @@ def _assemble(
 def _by_kind(
     kinds: Float[Tensor, "batch kind key"], values: Float[Tensor, "batch heads row key"]
 ) -> Float[Tensor, "kind batch heads row"]:
-    """Sums over each kind of key, as one matrix product (thin on the left: four times faster)."""
+    """Sums over each kind of key: one matrix product, thin on the left (four times faster)."""
     batch, heads, rows, keys = values.shape
     sums = kinds @ values.reshape(batch, heads * rows, keys).transpose(1, 2)
     return sums.transpose(0, 1).reshape(-1, batch, heads, rows)
@@ -138,9 +138,9 @@ def _entropy(
     With w = top_weight exp(-y): -sum (w/m) ln (w/m) = sum(w y)/m - ln(top_weight/m), where
     m = sum w over those keys.
     """
-    entropy = moment / mass - (top_weight / mass).log()
+    entropy: Tensor = moment / mass - (top_weight / mass).log()
     defined = (keys >= 2) & (mass > 0)
-    return torch.where(defined, entropy.clamp(min=0.0), math.nan)
+    return torch.where(defined, entropy.clamp_(min=0.0), math.nan)
 
 
 def _margin(behind: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row"]:
@@ -156,7 +156,8 @@ def _spread(
     """Standard deviation of a row's scores over its allowed keys (no Bessel correction)."""
     mean = behind.sum(-1).double() / keys
     square = torch.linalg.vector_norm(behind, dim=-1).double().square() / keys
-    return (square - mean.square()).clamp(min=0.0).sqrt()
+    variance: Tensor = (square - mean.square()).clamp(min=0.0)
+    return variance.sqrt()
 
 
 def expected_gap(keys: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -206,4 +207,5 @@ def head_write(
     at = positions.to(stream.device)
     before = stream[batch.to(stream.device), at].float()
     norms = torch.linalg.vector_norm(before, dim=-1).to(written.device)
-    return written / norms[:, None]
+    share: Tensor = written / norms[:, None]
+    return share

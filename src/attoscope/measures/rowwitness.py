@@ -1,8 +1,8 @@
 """Which rows of attention to show: the most and the least decided one of each head.
 
-Rows are judged on content alone: by the entropy over keys that are neither the first nor special
-tokens, and only queries of content tokens count. A head that rests on its sink is therefore
-shown by what it does with the rest.
+Rows are judged on content alone: by the entropy over keys that are neither the first nor
+special tokens, and only queries of content tokens count. A head that rests on its sink is
+therefore shown by what it does with the rest.
 """
 
 from __future__ import annotations

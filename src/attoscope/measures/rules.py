@@ -62,10 +62,11 @@ Fires = Callable[[Book], NDArray[np.bool_]]
 class Rule:
     """One rule. `fires` gives a boolean for each cell of `reading`; its docstring says why.
 
-    `sentence` may hold {where}, {heads}, {count}, {measured}, {null}, {low}, {high}, {extra}, and
-    the witness's {document}, {token}, {channel}; a word pair {n:is|are} follows the number of
-    things. `code` is a string.Template: $modules is the list of module names, $heads a dict of
-    heads by module, $channel the witness's channel. `shown` names the kind of witness; `unless` the rules whose sites this one skips.
+    `sentence` may hold {where}, {heads}, {count}, {measured}, {null}, {low}, {high}, {extra},
+    and the witness's {document}, {token}, {channel}; a word pair {n:is|are} follows the
+    number of things. `code` is a string.Template: $modules is the list of module names,
+    $heads a dict of heads by module, $channel the witness's channel. `shown` names the kind
+    of witness; `unless` the rules whose sites this one skips.
     """
 
     id: str
@@ -146,7 +147,7 @@ def _groups(
     if rule.scope == "head":
         tracks: dict[str, list[int]] = {}
         for row in np.flatnonzero(cells.any(1)):
-            tracks.setdefault(places[row].track, []).append(int(row))
+            tracks.setdefault(places[int(row)].track, []).append(int(row))
         return [_Group(tuple(run), _cells(cells, run)) for run in tracks.values()]
     if rule.scope == "run":
         runs = _runs(np.flatnonzero(cells), places)

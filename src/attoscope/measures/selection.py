@@ -166,8 +166,8 @@ class Selection:
             )
         if call.output_weight is None or layer.stream_in is None:
             self._without_weight[site] = (
-                "relative to the mean head of the layer, not to the stream: the projection after "
-                "the heads, or the stream, was not found"
+                "relative to the mean head of the layer, not to the stream: the projection "
+                "after the heads, or the stream, was not found"
             )
         write = head_write(call.output, call.output_weight, layer.stream_in, positions)
         return write.to(positions.device).double()

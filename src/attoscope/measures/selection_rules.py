@@ -8,9 +8,10 @@ Thresholds come from what a number means, not from models that were looked at:
 - *Saturated*: above the freezing point sqrt(2 ln n) the softmax of n random scores rests on a
   few keys. At c times that point the expected margin of the top key is c nats; at c = 3 it gets
   e^3 = 20 times the runner-up. A trained head may well live there (one that looks at the token
-  before), as long as it can still be moved: so most of its rows must also have a top weight that
-  float16 rounds to 1, where the gradient w (1 - w) is gone. A sink alone puts weight on one key
-  without spreading scores; position biases (ALiBi) spread scores without a single key.
+  before), as long as it can still be moved: so most of its rows must also have a top weight
+  that float16 rounds to 1, where the gradient w (1 - w) is gone. A sink alone puts weight on
+  one key without spreading scores; position biases (ALiBi) spread scores without a single
+  key.
 - *Dead*: a head that writes less than a thousandth of its layer's median head, or less than
   float32 rounding (1e-6) of the stream.
 - *Sink*: 0.3 of the attention on one token, the threshold of Gu et al. 2024.
@@ -125,14 +126,14 @@ model = model.to(torch.bfloat16)  # if the weights are sound and the model ran i
         fires=makes_no_choice,
         scope="layer",
         worst="smallest",
-        sentence="In {where}, {heads} {n:makes|make} no choice: a query's scores differ by only "
-        "{measured} nats between keys, so attention is an average over all of them.",
+        sentence="In {where}, {heads} {n:makes|make} no choice: a query's scores differ by "
+        "only {measured} nats between keys, so attention is an average over all of them.",
         paper="Noci et al. 2022 (arXiv 2206.03126): even attention starves queries and keys of "
         "gradient; Zhai et al. 2023 (arXiv 2303.06296)",
         remedy="Check that query and key weights were loaded (a name missing from the "
-        "checkpoint leaves them at zero or at their initial values) and that they are trained "
-        "(not frozen, and in the optimiser). Weights near zero pass each other no gradient: draw "
-        "them afresh with a larger gain, then train on.",
+        "checkpoint leaves them at zero or at their initial values) and that they are "
+        "trained (not frozen, and in the optimiser). Weights near zero pass each other no "
+        "gradient: draw them afresh with a larger gain, then train on.",
         code=_LOOK_AT_WEIGHTS
         + """\
         if name.split(".")[0][0] in "qk" and weight.dim() == 2 and weight.std() < 1e-3:
@@ -169,9 +170,9 @@ model = model.to(torch.bfloat16)  # if the weights are sound and the model ran i
         "where the softmax freezes onto a few keys at {null}, so nearly all attention goes to "
         "one key and no gradient passes.",
         paper="Zhai et al. 2023 (arXiv 2303.06296): entropy collapse",
-        remedy="Bring the scores down: check the scale of attention (1 / sqrt(head size), once), "
-        "lower the learning rate, and bound queries and keys by QK-norm or by reparametrising "
-        "their weights with the spectral norm.",
+        remedy="Bring the scores down: check the scale of attention (1 / sqrt(head size), "
+        "once), lower the learning rate, and bound queries and keys by QK-norm or by "
+        "reparametrising their weights with the spectral norm.",
         code="""\
 import torch
 from torch.nn.utils.parametrizations import spectral_norm
@@ -195,10 +196,10 @@ for path in $modules:
         sentence="{named} {n:writes|write} next to nothing into the stream: {measured} of its "
         "norm, less than a thousandth of what the median head of the layer writes.",
         paper="Michel et al. 2019 (arXiv 1905.10650); Kobayashi et al. 2020 (arXiv 2004.10102)",
-        remedy="Compare the norms of the head's rows of the value weight (and of its columns of "
-        "the output weight) with those of its neighbours. Zeros mean that the checkpoint lost "
-        "the head: reload it. If training drove it there, remove it, since nothing is lost, or "
-        "draw it afresh and train on.",
+        remedy="Compare the norms of the head's rows of the value weight (and of its "
+        "columns of the output weight) with those of its neighbours. Zeros mean that the "
+        "checkpoint lost the head: reload it. If training drove it there, remove it, since "
+        "nothing is lost, or draw it afresh and train on.",
         code="""\
 for path, dead in $heads.items():
     for name, weight in model.get_submodule(path).named_parameters():
@@ -217,13 +218,14 @@ for path, dead in $heads.items():
         fires=sink,
         scope="head",
         worst="largest",
-        sentence="In {where}, {heads} {n:puts|put} more than 30 % of {n:its|their} attention on "
-        "the first token, up to {measured:percent} where even attention would put {null:percent}.",
+        sentence="In {where}, {heads} {n:puts|put} more than 30 % of {n:its|their} "
+        "attention on the first token, up to {measured:percent} where even attention would "
+        "put {null:percent}.",
         paper="Xiao et al. 2023 (arXiv 2309.17453); Gu et al. 2024 (arXiv 2410.10781); Barbero "
         "et al. 2025 (arXiv 2504.02732)",
-        remedy="Usual in trained models, and no fault. Keep the first tokens whenever the cache "
-        "is cut or a window slides, leave the first token out of averages over attention, and "
-        "read `content_entropy` for what the head does with the rest.",
+        remedy="Usual in trained models, and no fault. Keep the first tokens whenever the "
+        "cache is cut or a window slides, leave the first token out of averages over "
+        "attention, and read `content_entropy` for what the head does with the rest.",
         code="""\
 import torch
 
@@ -241,9 +243,9 @@ values = torch.cat([values[..., :4, :], values[..., -window:, :]], dim=-2)
         fires=special,
         scope="head",
         worst="largest",
-        sentence="In {where}, {heads} {n:puts|put} more than 30 % of {n:its|their} attention on "
-        "special tokens other than the first, up to {measured:percent} where even attention "
-        "would put {null:percent}.",
+        sentence="In {where}, {heads} {n:puts|put} more than 30 % of {n:its|their} "
+        "attention on special tokens other than the first, up to {measured:percent} where "
+        "even attention would put {null:percent}.",
         paper="Clark et al. 2019 (arXiv 1906.04341)",
         remedy="Usual in trained encoders: such heads rest there. Do not read those weights as "
         "importance; read `content_entropy`, which leaves special tokens out.",

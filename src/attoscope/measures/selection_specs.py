@@ -10,8 +10,8 @@ FINITE_SPECS: tuple[Spec, ...] = (
     Spec(
         name="non_finite_rows",
         title="Rows that are not finite",
-        meaning="Share of query rows whose scores or weights hold NaN or infinity. Anything but "
-        "0 is a fault.",
+        meaning="Share of query rows whose scores or weights hold NaN or infinity. "
+        "Anything but 0 is a fault.",
         unit="share",
         range=(0.0, 1.0),
         source="attoscope's own check",
@@ -22,9 +22,10 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="normalised_entropy",
         title="Normalised entropy",
-        meaning="How evenly a query spreads its attention: entropy over ln(number of allowed "
-        "keys). 1 is even over all keys (no choice), 0 is all on one key. Attention that goes to "
-        "a sink term counts as not spent: what is left is made to sum to 1.",
+        meaning="How evenly a query spreads its attention: entropy over ln(number of "
+        "allowed keys). 1 is even over all keys (no choice), 0 is all on one key. "
+        "Attention that goes to a sink term counts as not spent: what is left is made to "
+        "sum to 1.",
         unit="share",
         range=(0.0, 1.0),
         source="Zhai et al. 2023 (arXiv 2303.06296), attention entropy",
@@ -43,8 +44,8 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="effective_keys_max",
         title="Effective number of keys, by the largest weight",
-        meaning="1 / (largest weight): at most this many keys could share the attention evenly. "
-        "It looks at the chosen key only and is never above the entropy's count.",
+        meaning="1 / (largest weight): attention is spread over at least this many keys. It "
+        "looks at the chosen key only and is never above the entropy's count.",
         unit="keys",
         range=(1.0, None),
         source="Renyi entropy of infinite order of the attention weights, exponentiated",
@@ -77,9 +78,9 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="content_entropy",
         title="Normalised entropy on content",
-        meaning="Entropy over content keys only, after the first and the special tokens are left "
-        "out and the rest is made to sum to 1, over ln(number of those keys). Says how choosy a "
-        "head is once its sink is taken away.",
+        meaning="Entropy over content keys only, after the first and the special tokens "
+        "are left out and the rest is made to sum to 1, over ln(number of those keys). "
+        "Says how choosy a head is once its sink is taken away.",
         unit="share",
         range=(0.0, 1.0),
         source="Zhai et al. 2023 (arXiv 2303.06296), on content keys",
@@ -111,8 +112,9 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="saturated",
         title="Saturated rows",
-        meaning="Share of query rows in which all keys but the chosen one together get less than "
-        "2^-11 of the attention, the rounding of float16: no gradient passes to the scores.",
+        meaning="Share of query rows in which all keys but the chosen one together get "
+        "less than 2^-11 of the attention, the rounding of float16: no gradient passes to "
+        "the scores.",
         unit="share",
         range=(0.0, 1.0),
         source="attoscope's own definition",
@@ -121,8 +123,9 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="score_scale",
         title="Score scale",
-        meaning="Standard deviation of a row's scores over its allowed keys. Near 0 the softmax "
-        "is even; well above the freezing point it is all on one key and passes no gradient.",
+        meaning="Standard deviation of a row's scores over its allowed keys. Near 0 the "
+        "softmax is even; well above the freezing point it is all on one key and passes no "
+        "gradient.",
         unit="nats",
         range=(0.0, None),
         source="freezing point sqrt(2 ln n): Derrida 1981, random energy model",

@@ -12,7 +12,7 @@ import math
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attoscope.measures.base import Measure, Reading, RowSampler, Witness, WitnessKey
@@ -92,7 +92,7 @@ class Smoothness:
 def family(
     x: Float[Tensor, "batch token width"], among: Bool[Tensor, "batch token"]
 ) -> Float[Tensor, "quantity batch"]:
-    """Cosine, frequency ratio and Dirichlet energy over some tokens, without a token × token matrix.
+    """Cosine, frequency ratio and Dirichlet energy, without a token × token matrix.
 
     With unit rows u, n tokens, J = (1/n) 1 1^T and X the tokens:
     cosine = (|sum u|^2 - n) / (n (n-1)); frequency ratio = |(I-J) X| / |J X|; Dirichlet energy
@@ -125,7 +125,8 @@ def spectrum(
     `y` holds the tokens packed to the left, 0 where not `real`. Singular values s are square
     roots of the eigenvalues of the smaller Gram matrix in float64, good to about 1e-8 of the
     largest: rank-one residual = sqrt(1 - s_1^2 / sum s^2); effective rank = exp(entropy of
-    s / sum s). The null is the mean |cosine| of random directions, sqrt(2 / (pi d)) for large d.
+    s / sum s). The null is the mean |cosine| of random directions, sqrt(2 / (pi d)) for large
+    d.
     """
     count = real.sum(1).to(y.dtype)
     gram = y @ y.mT
@@ -167,7 +168,7 @@ def _eigenvalues(gram: Float[Tensor, "batch n n"]) -> Float[Tensor, "batch n"]:
 
 def _taken(
     x: Float[Tensor, "batch token width"],
-    positions: Float[Tensor, "batch row"] | Tensor,
+    positions: Int[Tensor, "batch row"],
     real: Bool[Tensor, "batch row"],
 ) -> Float[Tensor, "batch row width"]:
     """Tokens at the positions, 0 where not real."""

@@ -1,11 +1,11 @@
 """What the smoothness readings give away: rules, with their thresholds and why these.
 
 *Collapsed*: the rank-one residual is below 2^-7, the spacing of bfloat16 numbers at 1. What
-tells tokens apart is then below the rounding of the format that most models run in. The limit is
-far from anything that a working model shows; similar tokens (a high cosine) alone are no fault:
-classification with mean pooling wants them. Where one channel drowns all others, every token lies
-near that axis; the residual is then compared with what that channel leaves, sqrt(1 - its share),
-since the channel is a fault of its own.
+tells tokens apart is then below the rounding of the format that most models run in. The limit
+is far from anything that a working model shows; similar tokens (a high cosine) alone are no
+fault: classification with mean pooling wants them. Where one channel drowns all others, every
+token lies near that axis; the residual is then compared with what that channel leaves, sqrt(1
+- its share), since the channel is a fault of its own.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ RULES: tuple[Rule, ...] = (
         fires=collapsed,
         scope="run",
         worst="smallest",
-        sentence="After {where}, content tokens can no longer be told apart: one direction holds "
-        "all but {measured:percent} of them, and {extra}.",
-        paper="Dong et al. 2021 (arXiv 2103.03404): rank collapse; Nguyen et al. 2023, NeuTRENO "
-        "(arXiv 2312.00751); Dovonon et al. 2024 (arXiv 2401.04301)",
-        remedy="Look at the first of these layers: a skip connection that is missing or scaled "
-        "away, a norm whose weights are zero, or attention that averages everything. When "
-        "training from scratch, scale residual branches by 1 / sqrt(2 × layers), tie values to "
-        "those of the first layer (NeuTRENO), or penalise the mean cosine between tokens as here.",
+        sentence="After {where}, content tokens can no longer be told apart: one direction "
+        "holds all but {measured:percent} of them, and {extra}.",
+        paper="Dong et al. 2021 (arXiv 2103.03404): rank collapse; Nguyen et al. 2023, "
+        "NeuTRENO (arXiv 2312.00751); Dovonon et al. 2024 (arXiv 2401.04301)",
+        remedy="Look at the first of these layers: a skip connection that is missing or "
+        "scaled away, a norm whose weights are zero, or attention that averages "
+        "everything. When training from scratch, scale residual branches by 1 / sqrt(2 × "
+        "layers), tie values to those of the first layer (NeuTRENO), or penalise the mean "
+        "cosine between tokens as here.",
         code="""\
 import torch
 

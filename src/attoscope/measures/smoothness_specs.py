@@ -5,12 +5,12 @@ from __future__ import annotations
 from attoscope.measures.base import Spec
 
 _CONTENT = (
-    "Over content tokens: padding, the first token and special tokens are left out, because one "
-    "token with a massive norm would speak for all."
+    "Over content tokens: padding, the first token and special tokens are left out, "
+    "because one token with a massive norm would speak for all."
 )
 _SAMPLED = (
-    "Computed on a sample of at most 128 content tokens per text unless all rows were asked for "
-    "(padding, first and special tokens left out)."
+    "Computed on a sample of at most 128 content tokens per text unless all rows were "
+    "asked for (padding, first and special tokens left out)."
 )
 _TWO = "fewer than two content tokens"
 _TWO_ALL = "fewer than two tokens"
@@ -30,8 +30,8 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="cosine_all",
         title="Mean cosine between tokens, all of them",
-        meaning="The same over all valid tokens, first and special ones included. Where it parts "
-        "from the other, those tokens live elsewhere than the content.",
+        meaning="The same over all valid tokens, first and special ones included. Where it "
+        "parts from the other, those tokens live elsewhere than the content.",
         unit="cosine",
         range=(-1.0, 1.0),
         source=_GONG,
@@ -62,8 +62,8 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="frequency_ratio_all",
         title="High over low frequencies, all tokens",
-        meaning="The same over all valid tokens: a single massive first token raises it and says "
-        "nothing of the rest.",
+        meaning="The same over all valid tokens: a single massive first token raises it "
+        "and says nothing of the rest.",
         unit="ratio",
         range=(0.0, None),
         source=_WANG,
@@ -82,8 +82,8 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="rank_one_residual",
         title="Residual after rank one",
-        meaning="Share (in norm) of the tokens that the best rank-one matrix leaves out: 0 when "
-        f"all lie on one line, even with different lengths and signs. {_SAMPLED}",
+        meaning="Share (in norm) of the tokens that the best rank-one matrix leaves out: "
+        f"0 when all lie on one line, even with different lengths and signs. {_SAMPLED}",
         unit="share",
         range=(0.0, 1.0),
         source="Dong et al. 2021 (arXiv 2103.03404), with the Frobenius norm",

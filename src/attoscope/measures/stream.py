@@ -1,4 +1,4 @@
-"""The residual stream itself: how long its vectors are, what each block adds, what sticks out."""
+"""The residual stream: how long its vectors are, what a block adds, what sticks out."""
 
 from __future__ import annotations
 
@@ -93,17 +93,17 @@ class Stream:
         lost = point.lost.cpu().double().numpy()[:, None]
         self.finite.add(point.name, batch.documents, lost)
         positions, real = self.sampler(point.valid, batch.documents)
-        values, top = stick_out(point, positions, real)
-        values = torch.where(point.broken, math.nan, values).T.cpu().double().numpy()
+        found, top = stick_out(point, positions, real)
+        values = torch.where(point.broken, math.nan, found).T.cpu().double().numpy()
         broken = point.broken.cpu().numpy()
         self.points.add(point.name, batch.documents, values, broken=broken)
         self._witness(point, batch, top.cpu(), values)
 
     def _witness(
-        self, point: Point, batch: Batch, top: Int[Tensor, "three batch"], values: np.ndarray
+        self, point: Point, batch: Batch, top: Int[Tensor, "three batch"], values: Array
     ) -> None:
         """Keep the largest activation, the largest channel's token, the first broken token."""
-        for row, document in enumerate(batch.documents):
+        for row in range(len(batch.documents)):
             if bool(point.broken[row]):
                 at = int(point.lost_at[row].argmax())
                 self._show("non_finite", point, batch, row, at, None, float(point.lost[row]))

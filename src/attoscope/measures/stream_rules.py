@@ -1,6 +1,7 @@
 """What the residual stream gives away: rules, with their thresholds and why these.
 
-- *Channel*: above one half, one channel holds more of a token's energy than all others together;
+- *Channel*: above one half, one channel holds more of a token's energy than all others
+together;
   working language models have such points, so this is a note. Above nine tenths the others make
   up less than a third of the norm (sqrt 0.1): norm layers shrink them more than threefold, and
   cosines, norms and quantisation ranges speak of that channel alone. That is a warning.
@@ -96,9 +97,9 @@ RULES: tuple[Rule, ...] = (
         sentence="Values that are NaN or infinite appear after {where} ({measured:percent} of "
         "them){later}; nothing can be read there.",
         paper="attoscope's own check",
-        remedy="Restore the weights that are not finite from an earlier checkpoint. If all are "
-        "finite, the values overflowed: run in bfloat16 or float32 instead of float16, and look "
-        "at the growth of the stream before this point.",
+        remedy="Restore the weights that are not finite from an earlier checkpoint. If all "
+        "are finite, the values overflowed: run in bfloat16 or float32 instead of float16, "
+        "and look at the growth of the stream before this point.",
         code="""\
 import torch
 
@@ -121,8 +122,8 @@ model = model.to(torch.bfloat16)  # if all weights are finite and the model ran 
         "token's energy, where an even spread would give it {null:percent}.",
         paper="Kovaleva et al. 2021 (arXiv 2105.06990); Sun et al. 2024 (arXiv 2402.17762)",
         remedy="Find the weight that writes the channel and compare it with the channel's "
-        "neighbours. Leave the channel out of cosines and norms, quantise it by itself, and when "
-        "training, decay norm weights and biases, too.",
+        "neighbours. Leave the channel out of cosines and norms, quantise it by itself, "
+        "and when training, decay norm weights and biases, too.",
         code=_FIND_CHANNEL,
         shown="channel",
     ),
@@ -151,12 +152,12 @@ model = model.to(torch.bfloat16)  # if all weights are finite and the model ran 
         fires=massive_activation,
         scope="run",
         worst="largest",
-        sentence="After {where}, {token} carries an activation {measured} times the median one, "
-        "in channel {channel}.",
+        sentence="After {where}, {token} carries an activation {measured} times the median "
+        "one, in channel {channel}.",
         paper="Sun et al. 2024 (arXiv 2402.17762)",
-        remedy="Usual in trained language models, where it feeds an attention sink. Keep it out "
-        "of averages over tokens, and give it a range of its own when quantising; do not run "
-        "such a model in float16.",
+        remedy="Usual in trained language models, where it feeds an attention sink. Keep "
+        "it out of averages over tokens, and give it a range of its own when quantising; "
+        "do not run such a model in float16.",
         code="""\
 hidden = model(**batch, output_hidden_states=True).hidden_states[-2].float().abs()
 print("first token", hidden[:, 0].amax().item(), "others", hidden[:, 1:].amax().item())
@@ -171,8 +172,8 @@ print("first token", hidden[:, 0].amax().item(), "others", hidden[:, 1:].amax().
         fires=idle,
         scope="run",
         worst="smallest",
-        sentence="{where} {n:changes|change} the stream by {measured:percent} of its norm, which "
-        "is next to nothing.",
+        sentence="{where} {n:changes|change} the stream by {measured:percent} of its norm, "
+        "which is next to nothing.",
         paper="Men et al. 2024, ShortGPT (arXiv 2403.03853); Liu et al. 2020, Admin (arXiv "
         "2004.08249)",
         remedy="Check that the block's output weights were loaded and are not zero (some "
@@ -194,8 +195,8 @@ for path in reversed($modules):
         worst="largest",
         sentence="In {where}, the stream grows up to {measured} times per block; adding one "
         "branch after the other, as skip connections do, would not even double it.",
-        paper="Liu et al. 2020, Admin (arXiv 2004.08249); Kedia et al. 2024, DeepScaleLM (arXiv "
-        "2403.09635)",
+        paper="Liu et al. 2020, Admin (arXiv 2004.08249); Kedia et al. 2024, DeepScaleLM "
+        "(arXiv 2403.09635)",
         remedy="Scale the last weight of every residual branch by 1 / sqrt(2 × layers) at "
         "initialisation, or put a norm in front of each branch (pre-norm).",
         code="""\

@@ -29,8 +29,8 @@ POINT_SPECS: tuple[Spec, ...] = (
     Spec(
         name="variance",
         title="Variance of the stream",
-        meaning="Variance over the width of a token's vector; without a norm in between it adds "
-        f"up block by block. {_CONTENT}",
+        meaning="Variance over the width of a token's vector; without a norm in between "
+        f"it adds up block by block. {_CONTENT}",
         unit="variance",
         range=(0.0, None),
         source="Liu et al. 2020, Admin (arXiv 2004.08249), variance of residual branches",
@@ -39,9 +39,9 @@ POINT_SPECS: tuple[Spec, ...] = (
     Spec(
         name="massive_activation",
         title="Massive activations",
-        meaning="Largest |activation| over the median one, all valid tokens. A thousand and more "
-        "is what is called massive; quantisation and half precision suffer from it. The median "
-        "is taken over at most 32 tokens per text.",
+        meaning="Largest |activation| over the median one, all valid tokens. A thousand "
+        "and more is what is called massive; quantisation and half precision suffer from "
+        "it. The median is taken over at most 32 tokens per text.",
         unit="ratio",
         range=(1.0, None),
         source="Sun et al. 2024 (arXiv 2402.17762)",
@@ -60,8 +60,8 @@ POINT_SPECS: tuple[Spec, ...] = (
     Spec(
         name="channel_share",
         title="Share of the largest channel",
-        meaning="Share of a token's energy that sits in the one channel that has most, mean over "
-        f"tokens. Above one half it outweighs all others together. {_CONTENT}",
+        meaning="Share of a token's energy that sits in the one channel that has most, "
+        f"mean over tokens. Above one half it outweighs all others together. {_CONTENT}",
         unit="share",
         range=(0.0, 1.0),
         source="Kovaleva et al. 2021 (arXiv 2105.06990), outlier dimensions",
@@ -85,8 +85,8 @@ BLOCK_SPECS: tuple[Spec, ...] = (
     Spec(
         name="update_ratio",
         title="Update per block",
-        meaning="Norm of what a block changes over the norm of the stream before it; near 0 the "
-        f"block does nothing. {_CONTENT}",
+        meaning="Norm of what a block changes over the norm of the stream before it; near "
+        f"0 the block does nothing. {_CONTENT}",
         unit="ratio",
         range=(0.0, None),
         source="Liu et al. 2020, Admin (arXiv 2004.08249), dependency on the residual branch",

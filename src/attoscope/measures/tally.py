@@ -1,14 +1,15 @@
 """Sums over documents that carry their own uncertainty.
 
 Every reading is a mean over documents of what the document says. Its interval is a Poisson
-bootstrap over documents: each document enters each of 400 replicates with a Poisson(1) number of
-copies, drawn from a generator seeded by (seed, document number). The sums therefore add up over
-shards, machines and orders of documents, and nothing is kept per document.
+bootstrap over documents: each document enters each of 400 replicates with a Poisson(1) number
+of copies, drawn from a generator seeded by (seed, document number). The sums therefore add up
+over shards, machines and orders of documents, and nothing is kept per document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -120,8 +121,7 @@ class Tally:
                 f"{self.names} (seed {self.seed}): build both the same way"
             )
         for place, sums in other.places.items():
-            copy = _Sums(sums.documents, *(a.copy() for a in _arrays(sums)))
-            self._take(place, copy)
+            self._take(place, deepcopy(sums))
 
     def _take(self, place: str, sums: _Sums) -> None:
         if place in self.places:
@@ -231,17 +231,6 @@ def _by_document(
         kept = np.where(there, row_variance, 0.0)
         row_variance = _ratio(np.stack([kept[g].sum(0) for g in groups]), count**2)
     return [int(n) for n in numbers], means, broken, row_variance
-
-
-def _arrays(sums: _Sums) -> tuple[NDArray[np.generic], ...]:
-    return (
-        sums.total,
-        sums.count,
-        sums.boot_total,
-        sums.boot_count,
-        sums.row_variance,
-        sums.broken,
-    )
 
 
 def _ratio(top: Array, bottom: Array) -> Array:

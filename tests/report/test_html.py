@@ -14,7 +14,7 @@ import pytest
 
 from attoscope.diagnosis import Closeup
 from attoscope.measures.base import Reading
-from attoscope.report import charts, closer, colours, figures, html, picture
+from attoscope.report import closer, colours, curves, figures, html, picture
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "base", "image", "path", "line", "rect"}
 
@@ -94,13 +94,13 @@ def test_no_nan_reaches_a_reader(page):
 
 
 def test_nothing_failed(page):
-    assert "could not be" not in page
+    assert not re.search(r"could not be (drawn|shown|made)", page)
 
 
 def test_charts_have_names_and_captions(decoder):
     page = html.page(decoder)
     svgs = re.findall(r"<svg[^>]*>", page)
-    assert len(svgs) > 20
+    assert len(svgs) >= 20
     assert all('role="img"' in svg and "aria-label=" in svg for svg in svgs)
     for part in re.findall(r'<figure class="(?:curves|maps).*?</figure>', page, flags=re.S):
         assert "<h3>" in part and "<figcaption>" in part
@@ -211,14 +211,14 @@ def test_steps_cover_the_scale_and_mark_what_is_missing():
 
 def test_one_chart_that_fails_leaves_the_others(decoder, monkeypatch):
     whole = html.page(decoder).count("<svg")
-    draw = charts.curve
+    draw = curves.draw
 
     def broken(track, title, *rest):
         if title == "Token cosine":
             raise ValueError("no <ink> left")
         return draw(track, title, *rest)
 
-    monkeypatch.setattr(charts, "curve", broken)
+    monkeypatch.setattr(curves, "draw", broken)
     page = html.page(decoder)
     assert "could not be drawn (ValueError: no &lt;ink&gt; left)" in page
     assert page.count("<svg") == whole - 1

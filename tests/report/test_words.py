@@ -55,10 +55,10 @@ def test_place(site, found):
 
 def test_where_is_short():
     sites = [f"decoder.{i}" for i in (0, 1, 2, 5, 7, 8)] + ["decoder.final"]
-    assert words.where(sites) == "decoder 0–2, 5, 7–8, final"
+    assert words.where(sites) == "decoder layers 0–2, 5, 7–8, final"
     heads = [(s, h) for s in sites[:3] for h in range(4)]
-    assert words.where(sites[:3], heads) == "decoder 0–2 · 12 heads"
-    assert words.where(["encoder.1"], [("encoder.1", 3)]) == "encoder 1, head 3"
+    assert words.where(sites[:3], heads) == "decoder layers 0–2 · 12 heads"
+    assert words.where(["encoder.1"], [("encoder.1", 3)]) == "encoder layer 1, head 3"
     assert words.where([]) == "the whole model"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from attoscope.diagnosis import Closeup
 from attoscope.findings import Evidence
-from attoscope.report.words import number, piece, place, quantity, spelt, visible
+from attoscope.report.words import number, piece, place, spelt, visible
 
 _RIVALS = 4
 _ROUND = 9
@@ -17,12 +17,16 @@ _WHOLE = 90
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One token as shown, and how it is marked. `gap` counts tokens left out before it."""
+    """One token as shown, and how it is marked.
+
+    `gap` counts tokens left out before it; `joined` ones continue the word before.
+    """
 
     text: str
     css: str
     hint: str
     gap: int = 0
+    joined: bool = False
 
 
 def view(closeup: Closeup) -> dict[str, Any]:
@@ -56,6 +60,8 @@ def _words(closeup: Closeup, weights: list[float], top: list[int]) -> list[Word]
     near = [any(abs(i - m) <= _ROUND for m in marked) for i in range(amount)]
     # Leaving out four words takes more room than they do.
     shown = [i for i in range(amount) if amount <= _WHOLE or any(near[max(0, i - 2) : i + 3])]
+    # Where tokens bring their own space, those without one continue a word.
+    spaced = any(len(token) > 1 and token[0] == " " for token in closeup.tokens)
     found, before = [], -1
     for i in shown:
         css = ["token"]
@@ -66,14 +72,17 @@ def _words(closeup: Closeup, weights: list[float], top: list[int]) -> list[Word]
         elif i in top:
             css.append("rival")
         hint = f"position {i}: {number(weights[i]) if i < len(weights) else 'no weight'}"
-        found.append(Word(piece(closeup.tokens[i]), " ".join(css), hint, i - before - 1))
+        joined = spaced and i > 0 and not closeup.tokens[i][:1].isspace()
+        joined = joined and not closeup.tokens[i - 1].isspace() and i == before + 1
+        word = Word(piece(closeup.tokens[i]), " ".join(css), hint, i - before - 1, joined)
+        found.append(word)
         before = i
     if shown and shown[-1] < amount - 1:
         found.append(Word("", "", "", amount - 1 - shown[-1]))
     return found
 
 
-def evidence(each: Evidence, unit: str) -> dict[str, str]:
+def evidence(each: Evidence) -> dict[str, str]:
     """One input that triggered a finding, in words."""
     spot = spelt(each.site)
     if each.head is not None:
@@ -86,6 +95,6 @@ def evidence(each: Evidence, unit: str) -> dict[str, str]:
         "position": "" if each.position is None else str(each.position),
         "chosen": "" if each.chosen_token is None else piece(each.chosen_token),
         "chosen_position": "" if each.chosen_position is None else str(each.chosen_position),
-        "value": "" if each.value is None else quantity(each.value, unit),
+        "value": "" if each.value is None else number(each.value),
         "text": "" if each.text is None else visible(each.text),
     }

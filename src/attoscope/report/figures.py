@@ -12,7 +12,8 @@ import numpy as np
 from markupsafe import Markup
 
 from attoscope.measures.base import Reading
-from attoscope.report import charts
+from attoscope.report import curves as curve
+from attoscope.report import heat
 from attoscope.report.tracks import Track, is_curve, is_map, split
 from attoscope.report.words import number, quantity
 
@@ -111,9 +112,9 @@ def _curves(reading: Reading) -> Figure:
     tracks = [t for t in split(reading) if not t.empty]
     if same := _constant(reading, tracks):
         return same
-    log = charts.wants_log([t.values for t in tracks], reading.range)
+    log = curve.logarithmic(tracks, reading.range)
     panels = [
-        _panel(t.label, [partial(charts.curve, t, reading.title, reading.unit, log)])
+        _panel(t.label, [partial(curve.draw, t, reading.title, reading.unit, log)])
         for t in tracks
     ]
     remarks = _curve_remarks(reading, tracks)
@@ -145,9 +146,9 @@ def _maps(reading: Reading, told: bool) -> Figure:
     if same := _constant(reading, tracks):
         return same
     try:
-        shade = charts.shading(tracks, reading.range)
-        gaps = {t.label: charts.difference(t) for t in tracks if _telling(t)}
-        gap_shade = charts.difference_shading(list(gaps.values())) if gaps else None
+        shade = heat.shading(tracks, reading.range)
+        gaps = {t.label: heat.difference(t) for t in tracks if _telling(t)}
+        gap_shade = heat.difference_shading(list(gaps.values())) if gaps else None
     except Exception as error:  # noqa: BLE001 - as above
         return _figure(reading, [Panel("", failed=f"{type(error).__name__}: {error}")], [], [])
     panels = []
@@ -158,22 +159,30 @@ def _maps(reading: Reading, told: bool) -> Figure:
     return _figure(reading, panels, tracks, _map_remarks(tracks, bool(gaps), shade, reading))
 
 
-def _map_panel(track: Track, reading: Reading, shade: charts.Shading, told: bool) -> Panel:
+def _map_panel(track: Track, reading: Reading, shade: heat.Shading, told: bool) -> Panel:
     against = shade.scale == "d"
     title = f"{reading.title}, minus the null" if against else reading.title
     makers = [
-        partial(charts.heat, track, title, reading.unit, shade, upright, told and not upright)
+        partial(heat.draw, track, title, reading.unit, shade, upright, told and not upright)
         for upright in (False, True)
     ]
     return _panel(
         f"{track.label}, minus the null" if against else track.label,
         makers,
         legend=shade.scale,
-        low=number(shade.low),
-        middle="as the null" if against else "",
-        high=quantity(shade.high, reading.unit) if not against else f"+{number(shade.high)}",
-        note="log scale" if shade.logarithmic else "",
+        **_ends(shade, reading.unit),
+        note="log scale" if shade.log else "",
     )
+
+
+def _ends(shade: heat.Shading, unit: str) -> dict[str, str]:
+    """What stands at the ends of the colour bar."""
+    if shade.scale == "d":
+        low, high = ("≤ ", "≥ ") if shade.clipped else ("", "")
+        low, high = f"{low}{number(shade.low)}", f"{high}+{number(shade.high)}"
+        return {"low": low, "middle": "as the null", "high": high}
+    high = quantity(shade.high, unit)
+    return {"low": number(shade.low), "high": f"≥ {high}" if shade.clipped else high}
 
 
 def _telling(track: Track) -> bool:
@@ -192,10 +201,10 @@ def _telling(track: Track) -> bool:
 
 
 def _map_remarks(
-    tracks: list[Track], differs: bool, shade: charts.Shading, reading: Reading
+    tracks: list[Track], differs: bool, shade: heat.Shading, reading: Reading
 ) -> list[str]:
     remarks = []
-    if shade.logarithmic:
+    if shade.log:
         remarks.append("Colours are on a logarithmic scale.")
     null = [t.null[np.isfinite(t.null)] for t in tracks if t.null is not None]
     if null and np.concatenate(null).size:
@@ -206,6 +215,6 @@ def _map_remarks(
             remarks.append(
                 "Nearly every head is where its null is: no difference map is drawn."
             )
-    if any(t.values.size > charts.MOST_DRAWN for t in tracks):
+    if any(t.values.size > heat.MOST_DRAWN for t in tracks):
         remarks.append("Drawn as a picture; exact numbers are in report.json.")
     return remarks

@@ -67,7 +67,7 @@ def _finding(finding: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         "null": "" if finding.null is None else words.quantity(finding.null, finding.unit),
         "where": words.where(finding.sites, finding.heads),
         "minimap": _attempt(partial(minimap, finding, diagnosis.reading_list), "map")["it"],
-        "evidence": [closer.evidence(e, finding.unit) for e in finding.evidence],
+        "evidence": [closer.evidence(e) for e in finding.evidence],
     }
 
 

@@ -28,7 +28,12 @@ _NOISE = re.compile(
 _EMPTY = re.compile(
     r'<path d="M[\d.,-]+h0v0h0Z"/>|<path(?: [a-z-]+="[^"]*")*? display="none"/>'
 )
-_MARK = re.compile(r'<path aria-label="(\d+)"([^>]*)/>')
+_MARK = re.compile(r'<(path|circle) aria-label="(\d+)"([^>]*)/>')
+# Points of a curve come as paths.
+_DOT = re.compile(
+    r'<path( aria-label="\d+")? transform="translate\(([-\d.]+),([-\d.]+)\)" '
+    r'd="M([\d.]+),0A[^"]*"( fill="[^"]*") stroke-width="2"/>'
+)
 _CELL = re.compile(r'<path aria-label="\d+" d="([^"]*)" fill="(var\([^"]*\))"/>')
 _OTHER_LABEL = re.compile(r'(<(?:svg|g|path|text)[^>]*?) aria-label="[^"]*"')
 _COLOUR = re.compile(r"#0101[0-9a-f]{2}|#02([01])0([0-9a-f]{2})", re.IGNORECASE)
@@ -55,6 +60,7 @@ def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Ma
     body = _LONG.sub(lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
     body = _EMPTY.sub("", body)
     body = _PLAIN.sub("", body)
+    body = _DOT.sub(r'<circle\1 cx="\2" cy="\3" r="\4"\5/>', body)
     body = _COLOUR.sub(_variable, body)
     before = None
     while before != body:
@@ -67,7 +73,8 @@ def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Ma
 
 
 def _titled(found: re.Match[str], texts: Sequence[str]) -> str:
-    return f"<path{found[2]}><title>{escape(texts[int(found[1])])}</title></path>"
+    tag, index, rest = found.groups()
+    return f"<{tag}{rest}><title>{escape(texts[int(index)])}</title></{tag}>"
 
 
 def _merged(body: str) -> str:

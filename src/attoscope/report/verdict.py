@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attoscope.findings import Finding
-from attoscope.report.words import count, in_words, number
+from attoscope.report.words import count, in_words, number, where
 
 _TOLD = 3
 
@@ -39,10 +40,21 @@ def verdict(findings: Sequence[Finding], model: Mapping[str, Any]) -> str:
 
 
 def _listed(findings: Sequence[Finding]) -> str:
-    told = [_inside(f.title) for f in findings[:_TOLD]]
+    told = [f"{_inside(f.title)}{_spot(f)}" for f in findings[:_TOLD]]
     if len(findings) > _TOLD:
         told.append(f"{len(findings) - _TOLD} more")
     return told[0] if len(told) == 1 else f"{'; '.join(told[:-1])}; and {told[-1]}"
+
+
+def _spot(finding: Finding) -> str:
+    """Where it lies, in few words; nothing where the title says so already."""
+    if re.search(r"\d", finding.title):
+        return ""
+    if finding.heads:
+        return f" ({count(len(finding.heads), 'head')})"
+    if finding.sites:
+        return f" ({where(finding.sites)})"
+    return ""
 
 
 def _inside(title: str) -> str:

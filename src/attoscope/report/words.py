@@ -111,20 +111,27 @@ def tracks(sites: Iterable[str]) -> dict[str, list[int]]:
 
 
 def where(sites: Sequence[str], heads: Sequence[tuple[str, int]] = (), most: int = 6) -> str:
-    """Sites and heads in short: "encoder 0–3, 5 · 98 heads", or the heads by name when few."""
+    """Sites and heads in short: "encoder layers 0–3, 5 · 98 heads", or the heads by name when few."""
     if heads and len(heads) <= most:
         by_site: dict[str, list[str]] = {}
         for site, head in heads:
             by_site.setdefault(site, []).append(str(head))
         return "; ".join(
-            f"{spelt(site)}, head{'s' if len(each) > 1 else ''} {', '.join(each)}"
+            f"{_layers(*place(site))}, head{'s' if len(each) > 1 else ''} {', '.join(each)}"
             for site, each in by_site.items()
         )
     parts = []
     for track, members in tracks(sites).items():
-        parts.append(f"{track} {_ranges([place(sites[i])[1] for i in members])}".strip())
+        parts.append(_layers(track, *(place(sites[i])[1] for i in members)))
     text = "; ".join(parts) or "the whole model"
     return f"{text} · {count(len(heads), 'head')}" if heads else text
+
+
+def _layers(track: str, *labels: str) -> str:
+    """ "decoder layers 0–3, 5, final" from layer labels."""
+    amount = sum(label.isdigit() for label in set(labels))
+    noun = f" layer{'s' if amount > 1 else ''}" if amount else ""
+    return f"{track}{noun} {_ranges(list(labels))}".strip()
 
 
 def _ranges(labels: list[str]) -> str:

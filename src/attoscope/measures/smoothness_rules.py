@@ -48,8 +48,8 @@ RULES: tuple[Rule, ...] = (
         fires=collapsed,
         scope="run",
         worst="smallest",
-        sentence="After {where}, content tokens can no longer be told apart: one direction "
-        "holds all but {measured:percent} of them, and {extra}.",
+        sentence="After {where}, content tokens can no longer be told apart: they lie on one "
+        "line, off which is only {measured:percent} of their norm, and {extra}.",
         paper="Dong et al. 2021 (arXiv 2103.03404): rank collapse; Nguyen et al. 2023, "
         "NeuTRENO (arXiv 2312.00751); Dovonon et al. 2024 (arXiv 2401.04301)",
         remedy="Look at the first of these layers: a skip connection that is missing or "

@@ -13,7 +13,9 @@ class Number(float):
             return "not computed"
         if spec == "percent":
             share = 100 * float(self)
-            return f"{share:.0f} %" if share >= 10 or share == 0 else f"{share:.2g} %"
+            if share == 0 or 10 <= share < 99 or share == 100:
+                return f"{share:.0f} %"
+            return f"{share:.3g} %" if share >= 99 else f"{share:.2g} %"
         if spec:
             return float.__format__(self, spec)
         size = abs(self)

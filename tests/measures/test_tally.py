@@ -96,7 +96,9 @@ def test_layers_with_different_numbers_of_heads():
 
 
 def _reading(points, values, null=None):
-    return Reading("x", "", "", "", (None, None), ("point",), {"point": points}, values, null=null)
+    return Reading(
+        "x", "", "", "", (None, None), ("point",), {"point": points}, values, null=null
+    )
 
 
 def test_nulls_are_joined_by_label():

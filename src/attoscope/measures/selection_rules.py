@@ -193,8 +193,9 @@ for path in $modules:
         fires=dead,
         scope="head",
         worst="smallest",
-        sentence="{named} {n:writes|write} next to nothing into the stream: {measured:percent} of "
-        "its norm, less than a thousandth of what the median head of the layer writes.",
+        sentence="{named} {n:writes|write} next to nothing into the stream: "
+        "{measured:percent} of its norm, less than a thousandth of what the median head of "
+        "the layer writes.",
         paper="Michel et al. 2019 (arXiv 1905.10650); Kobayashi et al. 2020 (arXiv 2004.10102)",
         remedy="Compare the norms of the head's rows of the value weight (and of its "
         "columns of the output weight) with those of its neighbours. Zeros mean that the "

@@ -1,6 +1,7 @@
 """What the residual stream gives away: rules, with their thresholds and why these.
 
-- *Channel*: above one half, one channel holds more of a token's energy than all others together;
+- *Channel*: above one half, one channel holds more of a token's energy than all others
+together;
   working language models have such points, so this is a note. Above four fifths it is more than
   twice as long as all others together, and two tokens with nothing else in common have a cosine
   of 0.8: cosines, norms and quantisation ranges speak of that channel alone. That is a warning.

@@ -79,8 +79,7 @@ def diagnose(
         )  # fmt: skip
     measured = time.perf_counter()
     readings = found.readings()
-    findings = findings_of(readings, found.real, subject.name)
-    findings = in_words(findings, found.ids, subject.tokenizer)
+    findings = in_words(findings_of(found.real, readings), found.ids, subject.tokenizer)
     shown = closeups(subject, found, findings)
     ended = time.perf_counter()
     return Diagnosis(

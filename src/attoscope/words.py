@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from attoscope.findings import Evidence, Finding
 
@@ -28,7 +30,7 @@ def pieces(tokenizer: Any, ids: Any) -> tuple[str, ...]:
 
 
 def in_words(
-    findings: tuple[Finding, ...], ids: dict[int, np.ndarray[Any, Any]], tokenizer: Any
+    findings: Sequence[Finding], ids: dict[int, NDArray[np.int32]], tokenizer: Any
 ) -> tuple[Finding, ...]:
     """The findings with the tokens of their evidence filled in, and some text around them."""
     return tuple(
@@ -38,7 +40,7 @@ def in_words(
 
 
 def _with_words(
-    evidence: Evidence, ids: dict[int, np.ndarray[Any, Any]], tokenizer: Any
+    evidence: Evidence, ids: dict[int, NDArray[np.int32]], tokenizer: Any
 ) -> Evidence:
     document = ids.get(evidence.document) if evidence.document is not None else None
     # Sites of a decoder that reads beside an encoder have other tokens than those kept.

@@ -133,6 +133,8 @@ def _texts(
             f"{subject.name} has no tokenizer, so texts cannot be fed; give token ids as a ready "
             "batch (a mapping with input_ids, or --batch), or put tokenizer.json beside the model"
         )
+    if not subject.takes("attention_mask"):
+        size = 1  # nothing would hide the padding of a shorter text from the others' length
     encoded: list[tuple[list[int], dict[str, list[int]]]] = []
     for text in texts:
         if not isinstance(text, str):
@@ -318,7 +320,7 @@ def _arrays(
             yield _images(subject, list(tensor[start : start + size].numpy()), counts)
     elif not tensor.is_floating_point() and tensor.dim() in (1, 2):
         yield from _ready(subject, {"input_ids": tensor}, limit, size, counts)
-    elif tensor.dim() == 4 and _takes(subject, "pixel_values"):
+    elif tensor.dim() == 4 and subject.takes("pixel_values"):
         yield from _ready(subject, {"pixel_values": tensor}, limit, size, counts)
     elif tensor.is_floating_point() and tensor.dim() >= 2:
         axis = _axis(subject, tensor)
@@ -379,12 +381,6 @@ def _axis(subject: Subject, tensor: Tensor) -> int:
         for m in subject.model.modules()
     )
     return 1 if first and tensor.dim() == 3 else 0
-
-
-def _takes(subject: Subject, name: str) -> bool:
-    import inspect
-
-    return name in inspect.signature(subject.model.forward).parameters
 
 
 # Limits ------------------------------------------------------------------------------------

@@ -90,6 +90,11 @@ class Subject:
                 f"inputs were {_describe(batch.inputs)}; check them against the model's forward"
             ) from error
 
+    def takes(self, name: str) -> bool:
+        """Whether the model's forward pass takes an argument of that name (or any)."""
+        taken = inspect.signature(self.model.forward).parameters
+        return name in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
+
     def layout(self, batch: Batch) -> Layout:
         """The model's stacks, found once, by running on a small part of the first batch."""
         if self._layout is None:

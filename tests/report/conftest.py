@@ -74,6 +74,8 @@ def point_reading(rng, stacks, name, title, unit, bounds=(None, None), scale=1.0
         steps = rng.normal(0.03, 0.03, len(labels)).cumsum()
         values.append(scale * (0.3 + np.abs(steps)))
     flat = np.concatenate(values)
+    if name == "cosine":
+        flat[4] = np.nan
     return Reading(
         name=name,
         title=title,
@@ -88,6 +90,7 @@ def point_reading(rng, stacks, name, title, unit, bounds=(None, None), scale=1.0
         null=flat * 1.2 if null else None,
         null_meaning=SHUFFLED if null else "",
         row_error=None,
+        reason="a document had one token there",
         source="Nguyen et al. 2023, eq. 7",
     )
 
@@ -157,7 +160,7 @@ def make(stacks, kind, seed=0, hostile=False):
             "rows": "128 per sequence",
             "null": "same tokens in random order, 4 of 16 documents",
             "sources": ["news.txt", "<img src=x>"] if hostile else ["news.txt"],
-            "notes": [],
+            "notes": ["5 of 16 documents were cut: 1,234 tokens were not read"],
         },
         versions={"attoscope": "0.1.0", "torch": "2.13.0", "transformers": "5.24.0"},
         reading_list=tuple(readings),

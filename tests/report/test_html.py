@@ -128,7 +128,7 @@ def twelve_by_twelve_by_1024(encoder):
     """Everything that 12 × 12 heads and documents of 1,024 tokens can bring."""
     rng = np.random.default_rng(0)
     readings = [
-        replace(r, name=f"{r.name}_{i}") for i in range(10) for r in encoder.reading_list
+        replace(r, name=f"{r.name}_{i}") for i in range(5) for r in encoder.reading_list
     ]
     closeups = tuple(
         Closeup(
@@ -145,7 +145,7 @@ def twelve_by_twelve_by_1024(encoder):
     return replace(encoder, reading_list=tuple(readings), closeups=closeups)
 
 
-def test_size_at_1024_tokens_with_ninety_readings(encoder, tmp_path):
+def test_size_at_1024_tokens_with_forty_five_readings(encoder, tmp_path):
     large = twelve_by_twelve_by_1024(encoder)
     assert large.to_html(tmp_path / "r.html").stat().st_size < 5_000_000
 

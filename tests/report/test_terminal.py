@@ -29,7 +29,7 @@ def test_says_verdict_findings_in_order_and_a_table(decoder):
     assert "measured 164× · 95 % interval 159–169 · null 180×" in flat
     assert "What to do: Leave the first token out of maps." in flat
     assert "Normalised entropy" in flat or "Normalised" in flat
-    assert "5 documents cut at the limit; 1,234 tokens were not read." in flat
+    assert "5 of 16 documents were cut: 1,234 tokens were not read." in flat
 
 
 def test_markup_in_names_is_shown_as_it_is(encoder):

@@ -88,3 +88,5 @@ def test_verdict_speaks_of_the_worst(decoder):
 def test_verdict_says_that_watching_changed_the_output():
     told = verdict((), {"unchanged": {"equal": False, "max_difference": 0.5}})
     assert "changed the model's output by up to 0.500" in told
+    told = verdict((), {"unchanged": {"equal": False, "max_difference": 2e-6}})
+    assert "changed" not in told

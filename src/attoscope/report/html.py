@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.resources import files
@@ -105,16 +106,17 @@ def _css() -> str:
     return text
 
 
-def linked_paper(text: str) -> Markup:
-    """A citation; an arXiv number in it becomes a link."""
-    import re
+_ARXIV = re.compile(r"(?:arXiv[: ]\s*)?\b(\d{4}\.\d{4,5})(?:v\d+)?\b", re.IGNORECASE)
 
-    found = re.search(r"(?:arXiv[: ]\s*)?\b(\d{4}\.\d{4,5})(?:v\d+)?\b", text, re.IGNORECASE)
-    if not found:
-        return escape(text)
+
+def linked_paper(text: str) -> Markup:
+    """A citation; arXiv numbers in it become links."""
     link = Markup('<a rel="noreferrer" href="https://arxiv.org/abs/{}">{}</a>')
-    return (
-        escape(text[: found.start()])
-        + link.format(found[1], found[0])
-        + escape(text[found.end() :])
-    )
+    parts, end = [], 0
+    for found in _ARXIV.finditer(text):
+        parts += [
+            escape(words.visible(text[end : found.start()])),
+            link.format(found[1], found[0]),
+        ]
+        end = found.end()
+    return Markup("").join([*parts, escape(words.visible(text[end:]))])

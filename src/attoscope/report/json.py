@@ -41,7 +41,9 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def dumps(diagnosis: Diagnosis) -> str:
     """The text of `report.json`."""
-    return json.dumps(to_dict(diagnosis), ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(to_dict(diagnosis), ensure_ascii=False, allow_nan=False)
+    # Half a character, which a byte-level token can hold, becomes its JSON escape.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
 
 
 def write(diagnosis: Diagnosis, path: str | Path) -> Path:

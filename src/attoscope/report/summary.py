@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 def facts(diagnosis: Diagnosis) -> list[str]:
     """The line under the title: what was diagnosed, and on what."""
-    model, data = diagnosis.model, diagnosis.data
+    model = diagnosis.model
     parts = [_text(model.get("architecture")), *_shape(model)]
     size = size_of(model.get("parameters"))
     if size:
         tied = ", output head tied to the embedding" if model.get("tied") else ""
         parts.append(f"{size} parameters{tied}")
-    parts.append(_amount(data))
+    parts.append(_amount(diagnosis))
     parts.append(_text(model.get("dtype")).removeprefix("torch."))
     parts.append(_unchanged(model.get("unchanged") or {}))
     return [part for part in parts if part]
@@ -43,36 +43,34 @@ def _stack(stack: dict[str, Any], named: bool) -> str:
     return f"{name}{count(layers, 'layer')} × {count(heads, 'head')}{shared}"
 
 
-def _amount(data: dict[str, Any]) -> str:
-    documents, tokens = data.get("documents"), data.get("tokens")
+def _amount(diagnosis: Diagnosis) -> str:
+    documents, tokens = diagnosis.data.get("documents"), diagnosis.data.get("tokens")
     if documents is None:
         return ""
-    text = count(int(documents), "document")
+    noun = "image" if diagnosis.model.get("kind") == "vision" else "document"
+    text = count(int(documents), noun)
     return text if tokens is None else f"{text}, {count(int(tokens), 'token')}"
 
 
 def _unchanged(unchanged: dict[str, Any]) -> str:
-    if "equal" not in unchanged:
-        return ""
+    if unchanged.get("sentence"):
+        return _text(unchanged["sentence"])
     gap = unchanged.get("max_difference")
-    size = "" if gap is None else f" (max difference {number(gap)})"
-    return f"output {'unchanged' if unchanged['equal'] else 'CHANGED'} while watched{size}"
+    if gap is None:
+        return ""
+    state = "changed" if gap else "unchanged"
+    return f"output {state} while watched (max difference {number(gap)})"
 
 
 def data_facts(diagnosis: Diagnosis) -> list[str]:
     """What was read and what was left out: truncation, sampled rows, the null."""
     data = diagnosis.data
     lines = []
-    if _amount(data):
+    if _amount(diagnosis):
         longest = data.get("max_tokens")
         limit = f", at most {count(int(longest), 'token')} each" if longest else ""
-        lines.append(f"Read: {_amount(data)}{limit}.")
-    cut = data.get("truncated_documents")
-    if cut:
-        dropped = data.get("dropped_tokens")
-        lost = f"; {count(int(dropped), 'token')} were not read" if dropped else ""
-        lines.append(f"{count(int(cut), 'document')} cut at the limit{lost}.")
-    elif cut == 0:
+        lines.append(f"Read: {_amount(diagnosis)}{limit}.")
+    if data.get("truncated_documents") == 0 and data.get("tokens"):
         lines.append("No document was cut.")
     if data.get("rows"):
         lines.append(f"Query rows read: {_text(data['rows'])}.")
@@ -83,7 +81,13 @@ def data_facts(diagnosis: Diagnosis) -> list[str]:
         shown = ", ".join(_text(each) for each in sources[:5])
         more = f" and {len(sources) - 5:,} more" if len(sources) > 5 else ""
         lines.append(f"From {shown}{more}.")
-    return lines + [_text(note) for note in data.get("notes") or []]
+    return lines + notes(data)
+
+
+def notes(facts_of: dict[str, Any]) -> list[str]:
+    """The notes on model or data, as sentences."""
+    found = [_text(note).strip() for note in facts_of.get("notes") or []]
+    return [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in found if note]
 
 
 def method_facts(diagnosis: Diagnosis) -> list[str]:
@@ -99,4 +103,4 @@ def method_facts(diagnosis: Diagnosis) -> list[str]:
     where = [_text(model.get(key)) for key in ("dtype", "device") if model.get(key)]
     if where:
         lines.append(f"The model ran in {' on '.join(where)}; statistics are kept in float64.")
-    return lines + [_text(note) for note in model.get("notes") or []]
+    return lines + notes(model)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attoscope.findings import Finding
 from attoscope.measures.base import Reading
 from attoscope.report.choice import TERMINAL
-from attoscope.report.summary import data_facts, facts
+from attoscope.report.summary import facts, notes
 from attoscope.report.tracks import is_curve, is_map
 from attoscope.report.words import (
     count,
@@ -74,8 +74,8 @@ def _parts(diagnosis: Diagnosis, width: int) -> list[RenderableType]:
     if more > 0:
         parts += [Text(f"{count(more, 'further finding')} in the report."), Text("")]
     parts += _table(diagnosis, width)
-    cut = [line for line in data_facts(diagnosis) if "cut at" in line]
-    parts += [Text(line, style="dim") for line in cut]
+    said = [*notes(diagnosis.data), *notes(diagnosis.model)]
+    parts += [Text(line, style="dim") for line in said]
     return parts
 
 

@@ -10,6 +10,8 @@ from attoscope.findings import Finding
 from attoscope.report.words import count, in_words, number, where
 
 _TOLD = 3
+# Fused kernels round differently; more than this is no rounding.
+TOLERANCE = 1e-3
 
 
 def verdict(findings: Sequence[Finding], model: Mapping[str, Any]) -> str:
@@ -74,9 +76,10 @@ def _extent(model: Mapping[str, Any]) -> str:
 
 
 def _changed(model: Mapping[str, Any]) -> str:
-    unchanged = model.get("unchanged") or {}
-    if unchanged.get("equal", True):
+    gap = (model.get("unchanged") or {}).get("max_difference")
+    if gap is None or gap <= TOLERANCE:
         return ""
-    gap = unchanged.get("max_difference")
-    size = "" if gap is None else f" by up to {number(gap)}"
-    return f" Being watched changed the model's output{size}: read every number with care."
+    return (
+        f" Being watched changed the model's output by up to {number(gap)}: read every number "
+        "with care."
+    )

@@ -111,7 +111,7 @@ def tracks(sites: Iterable[str]) -> dict[str, list[int]]:
 
 
 def where(sites: Sequence[str], heads: Sequence[tuple[str, int]] = (), most: int = 6) -> str:
-    """Sites and heads in short: "encoder layers 0–3, 5 · 98 heads", or the heads by name when few."""
+    """Sites and heads in short: "encoder layers 0–3 · 98 heads"; few heads by name."""
     if heads and len(heads) <= most:
         by_site: dict[str, list[str]] = {}
         for site, head in heads:

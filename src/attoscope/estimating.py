@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 from attoscope.errors import AttoscopeError
@@ -16,7 +17,8 @@ from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches, subject_of
 from attoscope.trace.subject import head_of
 
-_LENGTHS = (32, 64, 96, 128)
+# Long enough that the sample of rows is full and what is left grows as it will go on growing.
+_LENGTHS = (128, 192, 256)
 _NULL_SHARE = 0.25
 
 
@@ -93,18 +95,19 @@ def _extrapolate(
 ) -> tuple[float, float]:
     """Peak bytes and seconds of one pass over `batch`."""
     length = None if batch.valid is None else batch.valid.shape[1]
-    lengths = [n for n in _LENGTHS if length is not None and n < length]
-    if length is None or len(lengths) < 2:
+    if length is None or length <= _LENGTHS[-1]:
         return _one(subject, batch, rows, layers, seed)
-    points = [_one(subject, head_of(batch, len(batch), n), rows, layers, seed) for n in lengths]
-    degree = min(2, len(lengths) - 1)
-    grown = []
-    for values in zip(*points, strict=True):
-        fit = np.polynomial.Polynomial.fit(lengths, values, degree)
-        line = np.polynomial.Polynomial.fit(lengths[-2:], values[-2:], 1)
-        # A fitted parabola may bend down where noise is large; growth never slows that much.
-        grown.append(max(float(fit(length)), float(line(length))))
-    return grown[0], grown[1]
+    points = [_one(subject, head_of(batch, len(batch), n), rows, layers, seed) for n in _LENGTHS]
+    peak, seconds = (_grown(values, length) for values in zip(*points, strict=True))
+    return peak, seconds
+
+
+def _grown(values: tuple[float, ...], length: int) -> float:
+    """The best sum of a constant, a linear and a quadratic part, none negative, at `length`."""
+    powers = np.power.outer(np.array(_LENGTHS, float), np.arange(3))
+    scale = powers.max(0)
+    parts, _ = nnls(powers / scale, np.array(values))
+    return float((parts / scale) @ np.power(float(length), np.arange(3)))
 
 
 def _one(
@@ -129,9 +132,10 @@ def _bytes(module: torch.nn.Module) -> int:
     return sum({p.data_ptr(): p.nbytes for p in module.parameters()}.values())
 
 
-def _size(count: float) -> str:
+def _size(count: int) -> str:
+    amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
+        if amount < 1000 or unit == "GB":
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
     return ""

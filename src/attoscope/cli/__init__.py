@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from attoscope import __version__
+
 
 def main() -> None:
     """Run the command line. Bad input: one sentence and exit code 2, never a traceback."""
@@ -14,6 +16,9 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command; gives its exit code (0 done, 1 `--fail-on` met, 2 bad input)."""
+    if arguments == ["--version"]:
+        print(f"attoscope {__version__}")
+        return 0
     import typer
 
     from attoscope.cli.app import app
@@ -22,7 +27,7 @@ def run(arguments: list[str]) -> int:
     # Some versions of typer bring their own click: take its errors from what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
-        code = app(arguments, standalone_mode=False, prog_name="attoscope")
+        code = app(arguments or ["--help"], standalone_mode=False, prog_name="attoscope")
     except AttoscopeError as error:
         return _complain(str(error))
     except usage_error as error:

@@ -1,0 +1,19 @@
+"""Compiled kernels: numba with its cache on disk, or without one where none can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+# Sums may be reordered and fused; infinities keep their meaning (an unbounded multiplier).
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compiles a kernel on first call; a cache that cannot be written costs only start-up time."""
+    try:
+        return numba.njit(cache=True, fastmath=FAST, nogil=True)(function)
+    except (RuntimeError, OSError):
+        return numba.njit(fastmath=FAST, nogil=True)(function)

@@ -1,0 +1,222 @@
+"""The problem as the solver sees it: queries sorted by sequence, widths reduced, one kind a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attoscope.svm import _kernels as kernels
+from attoscope.svm import _scan as scans
+from attoscope.svm.selection import BLOCK, Array, Selection
+
+
+@dataclass(eq=False)
+class Problem:
+    """Arrays of a selection in the solver's order and basis.
+
+    `basis_keys` and `basis_queries` (None: identity) are orthonormal; a weight C found here is
+    `basis_keys @ C @ basis_queries.T` outside, with the same singular values.
+    """
+
+    keys: Array
+    seq: NDArray[np.int64]
+    ref: NDArray[np.int64]
+    queries: Array
+    zz: Array
+    state: NDArray[np.int8]
+    rhs: Array
+    order: NDArray[np.int64] | None
+    basis_keys: Array | None = None
+    basis_queries: Array | None = None
+    starts: NDArray[np.int64] = field(init=False)
+    one_each: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.starts = np.searchsorted(self.seq, np.arange(len(self.keys) + 1))
+        n = len(self.queries)
+        self.one_each = len(self.keys) == n and bool((self.seq == np.arange(n)).all())
+
+    @classmethod
+    def of(cls, selection: Selection, reduce: bool = True) -> Problem:
+        """The problem of a selection; `reduce` turns it into the span of its data if smaller."""
+        seq = selection.sequence
+        order = None
+        if (np.diff(seq) < 0).any():
+            order = np.argsort(seq, kind="stable")
+        pick = slice(None) if order is None else order
+        keys, queries = selection.keys, selection.queries
+        basis_keys = basis_queries = None
+        if reduce:
+            keys, basis_keys = _reduced_keys(keys)
+            queries, basis_queries = _reduced(queries)
+        queries = np.ascontiguousarray(queries[pick])
+        return cls(
+            keys, seq[pick], selection.reference[pick], queries,
+            np.einsum("nd,nd->n", queries, queries),
+            _kinds(selection)[pick], _right_sides(selection)[pick if selection.bias is not None
+            or selection.required.size > 1 else slice(None)], order, basis_keys, basis_queries,
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of a weight in the reduced basis."""
+        return self.keys.shape[2], self.queries.shape[1]
+
+    def outside(self, weight: Array) -> Array:
+        """A weight of the reduced problem in the widths of the data."""
+        if self.basis_keys is not None:
+            weight = self.basis_keys @ weight
+        return weight if self.basis_queries is None else weight @ self.basis_queries.T
+
+    def inside(self, weight: Array) -> Array:
+        """A weight in the widths of the data, as far as the problem sees it."""
+        if self.basis_keys is not None:
+            weight = self.basis_keys.T @ weight
+        if self.basis_queries is not None:
+            weight = weight @ self.basis_queries
+        return np.array(weight, dtype=np.float64, order="C")
+
+    def score_blocks(self, weight: Array) -> Iterator[tuple[int, Array]]:
+        """(first query, scores of the queries from there), in order."""
+        image = self.queries @ weight.T
+        n, tokens = self.state.shape
+        step = max(1, BLOCK // tokens)
+        if self.one_each:
+            for lo in range(0, n, step):
+                part = slice(lo, lo + step)
+                yield lo, np.matmul(self.keys[part], image[part, :, None])[..., 0]
+            return
+        for s in np.flatnonzero(np.diff(self.starts)):
+            for lo in range(self.starts[s], self.starts[s + 1], step):
+                hi = min(lo + step, self.starts[s + 1])
+                yield lo, image[lo:hi] @ self.keys[s].T
+
+    def scan(self, weight: Array, threshold: float, most: int) -> Array:
+        """Statistics of all constraints at `weight` (see `_scan`); marks the close ones."""
+        stats = scans.fresh_stats()
+        for lo, scores in self.score_blocks(weight):
+            scans.scan_block(scores, lo, self.ref, self.state, self.rhs, threshold, most, stats)
+        return stats
+
+
+@dataclass(eq=False)
+class WorkingSet:
+    """The constraints that the solver visits, with their multipliers, query by query."""
+
+    ptr: NDArray[np.int64]
+    tok: NDArray[np.int32]
+    lam: Array
+    rhs: Array
+    sq: Array
+    equal: NDArray[np.bool_]
+    gptr: NDArray[np.int64]
+    gram: Array
+
+    @classmethod
+    def empty(cls, n: int) -> WorkingSet:
+        nothing = np.zeros(0)
+        return cls(
+            np.zeros(n + 1, np.int64), np.zeros(0, np.int32), nothing, nothing, nothing,
+            np.zeros(0, np.bool_), np.full(n, -1, np.int64), nothing,
+        )  # fmt: skip
+
+    def rebuilt(self, problem: Problem, local: bool) -> WorkingSet:
+        """The marked constraints of `problem` and all that carry a multiplier here."""
+        scans.mark(self.ptr, self.tok, self.lam, problem.state)
+        ptr = np.zeros_like(self.ptr)
+        scans.count_marks(problem.state, ptr)
+        m = int(ptr[-1])
+        tok, lam, h = np.empty(m, np.int32), np.empty(m), np.empty(m)
+        sq, equal = np.empty(m), np.empty(m, np.bool_)
+        scans.gather(
+            problem.state, problem.rhs, self.ptr, self.tok, self.lam, ptr, tok, lam, h, equal
+        )
+        kernels.differences_squared(problem.keys, problem.seq, problem.ref, ptr, tok, sq)
+        gptr, gram = _local(problem, ptr, tok, local)
+        return WorkingSet(ptr, tok, lam, h, sq, equal, gptr, gram)
+
+    def table(self, problem: Problem) -> Array:
+        """Multipliers as (query, token), in the caller's order of queries."""
+        out = np.zeros(problem.state.shape)
+        i = np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+        out[i if problem.order is None else problem.order[i], self.tok] = self.lam
+        return out
+
+    def weight(self, problem: Problem, coefficient: Array) -> Array:
+        """sum coefficient (key[ref] - key[t]) query^T."""
+        p = problem
+        return np.ascontiguousarray(
+            kernels.adjoint(p.keys, p.seq, p.ref, p.queries, self.ptr, self.tok, coefficient)
+        )
+
+    def margins(self, problem: Problem, weight: Array) -> Array:
+        """(key[ref] - key[t])^T weight query of each constraint."""
+        p = problem
+        out = np.empty(len(self.tok))
+        kernels.forward(p.keys, p.seq, p.ref, p.queries, weight, self.ptr, self.tok, out)
+        return out
+
+
+def from_table(problem: Problem, table: Array) -> WorkingSet:
+    """A working set that carries the multipliers of a (query, token) table, where allowed."""
+    if problem.order is not None:
+        table = table[problem.order]
+    table = np.where(problem.state & 3, table, 0.0)
+    i, t = np.nonzero(table)
+    ptr = np.zeros(len(table) + 1, np.int64)
+    np.cumsum(np.bincount(i, minlength=len(table)), out=ptr[1:])
+    start = WorkingSet.empty(len(table))
+    start.ptr, start.tok, start.lam = ptr, t.astype(np.int32), table[i, t]
+    return start
+
+
+def _local(
+    problem: Problem, ptr: NDArray[np.int64], tok: NDArray[np.int32], local: bool
+) -> tuple[NDArray[np.int64], Array]:
+    """Inner products for queries with few constraints, within twice the memory of their rows."""
+    size = np.diff(ptr)
+    fits = (size > 0) & (size <= min(kernels.LOCAL, 2 * problem.keys.shape[2]))
+    area = np.where(fits, size * size, 0) if local else np.zeros_like(size)
+    gptr = np.where(area > 0, np.cumsum(area) - area, -1)
+    gram = np.empty(int(area.sum()))
+    kernels.local_grams(problem.keys, problem.seq, problem.ref, ptr, tok, gptr, gram)
+    return gptr, gram
+
+
+def _kinds(selection: Selection) -> NDArray[np.int8]:
+    kinds = np.where(selection.selected, scans.EQUAL, scans.COMPETES).astype(np.int8)
+    if selection.allowed is not None:
+        kinds[~selection.allowed] = scans.NONE
+    kinds[np.arange(len(kinds)), selection.reference] = scans.NONE
+    return kinds
+
+
+def _right_sides(selection: Selection) -> Array:
+    if selection.bias is None and selection.required.size == 1:
+        return selection.required
+    rhs = np.where(selection.selected, 0.0, selection.required)
+    if selection.bias is not None:
+        own = np.take_along_axis(selection.bias, selection.reference[:, None], 1)
+        rhs = rhs - (own - selection.bias)
+    return np.ascontiguousarray(rhs)
+
+
+def _reduced(rows: Array) -> tuple[Array, Array | None]:
+    """Rows in an orthonormal basis of their span, where there are fewer rows than columns."""
+    if len(rows) >= rows.shape[1]:
+        return rows, None
+    basis, _ = np.linalg.qr(rows.T)
+    return rows @ basis, basis
+
+
+def _reduced_keys(keys: Array) -> tuple[Array, Array | None]:
+    sequences, tokens, width = keys.shape
+    if sequences * (tokens - 1) >= width:
+        return keys, None
+    # Only differences within a sequence matter.
+    apart = keys - keys[:, :1]
+    basis, _ = np.linalg.qr(apart[:, 1:].reshape(-1, width).T)
+    return np.ascontiguousarray(apart @ basis), basis

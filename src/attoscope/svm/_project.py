@@ -1,0 +1,193 @@
+"""The one primitive of the solver: the nearest weight whose margins hold.
+
+    minimise 1/2 ||W - W0||_F^2 + cap * sum of shortfalls,   margins(W) >= rhs
+
+by dual coordinate descent in blocks over a working set, matrix products that find what the
+working set lacks, and conjugate gradients on the face of free multipliers to finish.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attoscope.svm import _kernels as kernels
+from attoscope.svm._face import face_step
+from attoscope.svm._problem import Problem, WorkingSet
+from attoscope.svm.selection import Array
+
+BLOCK = 32
+# Below this many constraints all of them are visited from the start.
+ALL = 50_000
+MOST = 64
+SWEEPS, JUMP = 3, 12
+
+
+@dataclass
+class Clock:
+    """Iterations and seconds left; an iteration is one pass over the working set."""
+
+    max_iter: int
+    time_limit: float | int | None = None
+    done: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def spent(self) -> bool:
+        late = self.time_limit is not None and (
+            time.perf_counter() - self.began > self.time_limit
+        )
+        return late or self.done >= self.max_iter
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    @property
+    def left(self) -> int:
+        return max(1, self.max_iter - self.done)
+
+
+class Projector:
+    """Keeps the working set and its multipliers between projections of nearby points."""
+
+    def __init__(self, problem: Problem, cap: float, start: WorkingSet | None = None) -> None:
+        self.problem = problem
+        self.cap = cap
+        self.set = start or WorkingSet.empty(len(problem.queries))
+        self.anchor = np.zeros(problem.shape)
+        self.weight = np.zeros(problem.shape)
+        self.push = np.inf
+        self.sought = np.inf
+        self.stats: Array = np.zeros(5)
+        self._few = int(np.count_nonzero(problem.state)) <= ALL
+
+    def begin(self, anchor: Array | None = None) -> None:
+        """Start from an anchor (0 if none) and the multipliers that are there."""
+        if anchor is not None:
+            self.anchor = anchor
+        self.weight = self.anchor.copy()
+        if len(self.set.tok):
+            np.clip(self.set.lam, 0.0, self.cap, out=self.set.lam, where=~self._equal())
+            self.weight += self.set.weight(self.problem, self.set.lam)
+            return
+        # The direction that favours every chosen key says which constraints come first.
+        hint = self.weight if self._few else _hebb(self.problem)
+        self.scan(np.inf, np.iinfo(np.int64).max if self._few else 8, at=hint)
+
+    def room(self) -> int:
+        """How many keys may join per query: about as many as already count, and a few more."""
+        return 4 + int(1.5 * np.count_nonzero(self.set.lam) / len(self.problem.queries))
+
+    def scale(self) -> float:
+        """The size of right-hand sides: what a violation is compared with."""
+        return float(np.abs(self.set.rhs).max(initial=0.0)) or 1.0
+
+    def _equal(self) -> NDArray[np.bool_]:
+        if len(self.set.equal) != len(self.set.lam):
+            self.set = self.set.rebuilt(self.problem, local=True)
+        return np.asarray(self.set.equal)
+
+    def scan(self, threshold: float, most: int, at: Array | None = None) -> Array:
+        """Read all constraints, and let the close ones join the working set."""
+        weight = self.weight if at is None else at
+        self.stats = self.problem.scan(weight, threshold, most)
+        self.set = self.set.rebuilt(
+            self.problem, local=bool(np.isfinite(threshold)) or not self._few
+        )
+        return self.stats
+
+    def sweep(self, rounds: int, inner: int = 8) -> None:
+        """Coordinate descent over the working set; `push` says what is left to move."""
+        p, s = self.problem, self.set
+        self.push = kernels.sweep(
+            p.keys, p.seq, p.ref, p.queries, p.zz, self.weight, s.ptr, s.tok, s.lam, s.rhs, s.sq,
+            s.equal, self.cap, s.gptr, s.gram, BLOCK, rounds, inner,
+        )  # fmt: skip
+
+    def dual_value(self, lam: Array, weight: Array) -> float:
+        """The dual objective, larger is better."""
+        moved = weight - self.anchor
+        return float(
+            self.set.rhs @ lam - np.vdot(self.anchor, moved) - 0.5 * np.vdot(moved, moved)
+        )
+
+    def jump(self, iterations: int, rtol: float | int) -> int:
+        """Conjugate gradients over the free multipliers; gives the iterations that it took."""
+        p, s = self.problem, self.set
+        residual = s.rhs - s.margins(p, self.weight)
+        aim = s.lam + residual / np.maximum(s.sq * np.repeat(p.zz, np.diff(s.ptr)), 1e-300)
+        free = s.equal | ((aim > 0.0) & (aim < self.cap))
+        free &= s.sq > 0.0
+        step, done = face_step(
+            p.keys, p.seq, p.ref, p.queries, p.zz, s.ptr, s.tok, s.sq, free, residual, s.gptr,
+            s.gram, iterations, rtol,
+        )  # fmt: skip
+        self._take(step)
+        return int(done)
+
+    def _take(self, step: Array) -> None:
+        """The step cut to what multipliers may be; shortened where that would go downhill."""
+        s = self.set
+        before = self.dual_value(s.lam, self.weight)
+        lower = np.where(s.equal, -np.inf, 0.0)
+        upper = np.where(s.equal, np.inf, self.cap)
+        for share in (1.0, 0.3):
+            lam = np.clip(s.lam + share * step, lower, upper)
+            weight = self.weight + s.weight(self.problem, lam - s.lam)
+            if self.dual_value(lam, weight) >= before:
+                s.lam, self.weight = lam, weight
+                return
+
+    def null_part(self, iterations: int = 500) -> Array:
+        """The multipliers less the least change that makes their combination vanish."""
+        p, s = self.problem, self.set
+        free = (s.equal | (s.lam > 0.0)) & (s.sq > 0.0)
+        lam = np.where(free | (s.sq <= 0.0), s.lam, 0.0)
+        for _ in range(3):
+            image = s.margins(p, s.weight(p, lam))
+            step, _ = face_step(
+                p.keys, p.seq, p.ref, p.queries, p.zz, s.ptr, s.tok, s.sq, free, image, s.gptr,
+                s.gram, iterations, 1e-12,
+            )  # fmt: skip
+            lam = np.where(s.equal, lam - step, np.maximum(lam - step, 0.0))
+        return np.asarray(lam)
+
+    def refresh(self) -> None:
+        """The weight made again from the multipliers: rounding does not pile up."""
+        self.weight = self.anchor + self.set.weight(self.problem, self.set.lam)
+
+
+def _hebb(problem: Problem) -> Array:
+    """sum over queries of (chosen key - mean key) query^T."""
+    own = problem.keys[problem.seq, problem.ref] - problem.keys.mean(1)[problem.seq]
+    return np.ascontiguousarray(own.T @ problem.queries)
+
+
+def solve(
+    projector: Projector, clock: Clock, gap: Callable[[], float], tol: float | int
+) -> float:
+    """Run the projector until `gap()` <= tol or the clock says stop; gives the last gap.
+
+    `gap` reads `projector.stats` and multipliers, after each look at all constraints.
+    """
+    scale = projector.scale()
+    projector.sweep(2, inner=3)
+    clock.done += 2
+    near, turn = 0.3, 0
+    while True:
+        slack = projector.scan(near * scale, projector.room())[0]
+        value = gap()
+        if value <= tol or clock.spent():
+            return value
+        # Constraints that a few more passes could make active: some times the present violation.
+        near = min(0.3, 3.0 * max(-slack, 0.0) / scale + 0.01)
+        if turn >= 2:
+            clock.done += projector.jump(min(JUMP, clock.left), 0.05)
+        rounds = min(SWEEPS, clock.left)
+        projector.sweep(rounds)
+        clock.done += rounds
+        turn += 1

@@ -1,0 +1,284 @@
+"""From a selection to a solution: which algorithm, when to stop, what is certified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from attoscope.svm import _scan as scans
+from attoscope.svm._problem import Problem, WorkingSet, from_table
+from attoscope.svm._project import Clock, Projector, solve
+from attoscope.svm.certificate import Certificate, certify
+from attoscope.svm.infeasible import Farkas, InfeasibleSelection
+from attoscope.svm.norms import Norm, Schatten
+from attoscope.svm.selection import Array, Selection
+
+FROBENIUS = Schatten(2)
+# A bound this far above what single constraints ask for makes one look for a contradiction.
+SUSPECT = 0.03
+# A margin missed by less than this, relative to the right-hand sides, is held.
+ROUNDING = 1e-12
+PROOF = 1e-10
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A weight that separates (where one was found), its multipliers, and what is certified."""
+
+    weight: Array
+    dual: Any
+    certificate: Certificate
+    n_iter: int
+    seconds: float
+
+
+class Frobenius:
+    """The least Frobenius norm, by projecting 0; also the start of every other norm."""
+
+    def __init__(self, problem: Problem, C: float | int, start: Any = None) -> None:
+        self.problem = problem
+        self.C = C
+        old = None if start is None else from_table(problem, start)
+        self.projector = Projector(problem, C, old)
+        # Given differences of scores between chosen keys do not survive a change of scale.
+        wide = problem.rhs.size > 1
+        self.tied = wide and bool(
+            (problem.rhs[(problem.state & 3) == scans.EQUAL] != 0.0).any()
+        )
+        self.interior: tuple[Array, float] | None = None
+
+    def run(self, clock: Clock, tol: float | int) -> float:
+        self.projector.begin()
+        return solve(self.projector, clock, self.gap, tol)
+
+    def gap(self) -> float:
+        """Relative gap from the last look at all constraints; raises if they contradict."""
+        p = self.projector
+        image = p.weight
+        square = float(np.vdot(image, image))
+        total = float(p.set.rhs @ p.set.lam)
+        if np.isfinite(self.C):
+            upper = 0.5 * square + self.C * float(p.stats[scans.HINGE])
+            most = self.C / max(float(p.set.lam[~p.set.equal].max(initial=0.0)), 1e-300)
+            scale = min(most, total / square) if square > 0.0 else 0.0
+            lower = scale * total - 0.5 * scale**2 * square
+        else:
+            point = feasible_weight(p.weight, p.stats, self)
+            upper = np.inf if point is None else float(np.linalg.norm(point))
+            lower = total / np.sqrt(square) if square > 0.0 else 0.0
+            if upper == np.inf:
+                seek_contradiction(self.problem, p)
+        if upper <= 0.0:
+            return 0.0
+        if lower <= 0.0 or upper == np.inf:
+            return np.inf
+        # Unequal scores of keys chosen together make the weight lie outside, not above.
+        return max(upper / lower - 1.0, float(p.stats[scans.UNEQUAL]) / p.scale())
+
+    def repaired(self, weight: Array, slack: float) -> Array | None:
+        """The weight with as much of the interior point as makes up for `slack` < 0."""
+        if slack >= -ROUNDING * self.projector.scale():
+            return weight
+        return None if self.interior is None else mixed(weight, slack, *self.interior)
+
+
+def mixed(weight: Array, slack: float, interior: Array, spare: float) -> Array:
+    """The convex combination whose worst margin is just held."""
+    share = min(1.0, -slack / (spare - slack) * (1.0 + 1e-12))
+    return (1.0 - share) * weight + share * interior
+
+
+def feasible_weight(weight: Array, stats: Array, first: Frobenius) -> Array | None:
+    """The weight scaled until it separates, or repaired where no scaling helps."""
+    need, permit = float(stats[scans.NEED]), float(stats[scans.PERMIT])
+    if need <= permit and need < np.inf and not first.tied:
+        return need * weight
+    return first.repaired(weight, float(stats[scans.SLACK]))
+
+
+def seek_contradiction(problem: Problem, projector: Projector) -> None:
+    """Raises `Contradiction` where the multipliers are a proof, or can be completed to one."""
+    s = projector.set
+    ratio = vanishing(problem, projector, s.lam)
+    if ratio > SUSPECT or ratio > 0.5 * projector.sought:
+        return
+    projector.sought = ratio
+    for proof in proofs(problem, projector):
+        if vanishing(problem, projector, proof) <= PROOF:
+            s.lam = proof / float(s.rhs @ proof)
+            raise Contradiction
+
+
+def vanishing(problem: Problem, projector: Projector, lam: Array) -> float:
+    """Size of the combination of constraints over the sizes of its terms; 0 contradicts."""
+    s = projector.set
+    i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
+    terms = float(np.abs(lam) @ np.sqrt(s.sq * problem.zz[i]))
+    if not 0.0 < terms < np.inf or float(s.rhs @ lam) <= 0.0:
+        return np.inf
+    return float(np.linalg.norm(s.weight(problem, lam / terms)))
+
+
+def proofs(problem: Problem, projector: Projector) -> Iterator[Array]:
+    """Multipliers that may prove a contradiction, the cheapest first."""
+    s = projector.set
+    yield s.lam
+    rows, columns = problem.shape
+    if len(s.lam) * rows * columns <= 4_000_000 and min(len(s.lam), rows * columns) <= 600:
+        yield least_distance(problem, s)
+        return
+    lam = projector.null_part()
+    yield np.where(s.equal, lam, np.maximum(lam, 0.0))
+
+
+def least_distance(problem: Problem, s: WorkingSet) -> Array:
+    """Non-negative multipliers of total 1 whose combination is smallest (Lawson and Hanson)."""
+    from scipy.optimize import nnls
+
+    i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
+    own = problem.keys[problem.seq[i], problem.ref[i]]
+    apart = own - problem.keys[problem.seq[i], s.tok]
+    design = (apart[:, :, None] * problem.queries[i][:, None, :]).reshape(len(i), -1)
+    size = np.maximum(np.linalg.norm(design, axis=1), 1e-300)
+    design = np.hstack([design, s.rhs[:, None]]) / size[:, None]
+    # Free multipliers are the difference of two non-negative ones.
+    sides = np.vstack([design, -design[s.equal]])
+    goal = np.zeros(design.shape[1])
+    goal[-1] = 1.0
+    try:
+        found, _ = nnls(sides.T, goal)
+    except RuntimeError:
+        return np.asarray(s.lam)
+    lam = found[: len(i)].copy()
+    lam[s.equal] -= found[len(i) :]
+    return np.asarray(lam / size)
+
+
+class Contradiction(Exception):
+    """The multipliers of the working set prove that the constraints contradict each other."""
+
+
+def sparse_dual(problem: Problem, working: WorkingSet) -> Any:
+    """Multipliers as a sparse (query, token) table in the caller's order."""
+    i = np.repeat(np.arange(len(working.ptr) - 1), np.diff(working.ptr))
+    i = i if problem.order is None else problem.order[i]
+    keep = working.lam != 0.0
+    return sparse.csr_array(
+        (working.lam[keep], (i[keep], working.tok[keep])), shape=problem.state.shape
+    )
+
+
+def solve_selection(
+    selection: Selection,
+    norm: Norm,
+    C: float | int,
+    tol: float | int,
+    clock: Clock,
+    start: Any = None,
+) -> Solution:
+    """Solve and certify. `start` is a (query, token) table of multipliers to begin from.
+
+    Raises `InfeasibleSelection` where a contradiction is proved.
+    """
+    pairs = selection.duplicates() if np.isinf(C) else np.zeros((0, 2), np.int64)
+    if len(pairs):
+        _duplicated(selection, pairs)
+    problem = Problem.of(selection, reduce=norm.rotates)
+    first = Frobenius(problem, C if norm == FROBENIUS else np.inf, start)
+    if needs_interior(problem, C):
+        first.interior = interior_point(problem, clock)
+    try:
+        weight = _run(problem, norm, C, tol, clock, first)
+    except Contradiction:
+        dual = sparse_dual(problem, first.projector.set)
+        raise InfeasibleSelection(Farkas(selection, dual)) from None
+    return _finished(selection, problem, norm, C, clock, first, weight)
+
+
+def _run(
+    problem: Problem,
+    norm: Norm,
+    C: float | int,
+    tol: float | int,
+    clock: Clock,
+    first: Frobenius,
+) -> Array:
+    if norm == FROBENIUS:
+        first.run(clock, 0.5 * tol)
+        first.projector.refresh()
+        return first.projector.weight
+    from attoscope.svm._admm import Alternating
+
+    return Alternating(problem, norm, C, first).run(clock, 0.5 * tol)
+
+
+def _finished(
+    selection: Selection, problem: Problem, norm: Norm, C: float | int, clock: Clock,
+    first: Frobenius, weight: Array,
+) -> Solution:  # fmt: skip
+    dual = sparse_dual(problem, first.projector.set)
+    interior = None if first.interior is None else problem.outside(first.interior[0])
+    if np.isinf(C):
+        point = feasible_weight(weight, problem.scan(weight, -np.inf, 0), first)
+        if point is not None:
+            # A hair more than needed, so that no margin ends below through rounding.
+            weight = point if first.interior is not None else point * (1.0 + 1e-15)
+    outside = problem.outside(weight)
+    certificate = certify(selection, outside, dual, norm, C, interior=interior)
+    return Solution(outside, dual, certificate, clock.done, clock.seconds)
+
+
+def needs_interior(problem: Problem, C: float | int) -> bool:
+    """Whether scaling a weight may never reach the right-hand sides."""
+    if np.isfinite(C):
+        return False
+    if problem.rhs.size == 1:
+        return bool(problem.rhs[0, 0] <= 0.0)
+    kinds = problem.state & 3
+    low = (kinds == scans.COMPETES) & (problem.rhs <= 0.0)
+    return bool(low.any() or ((kinds == scans.EQUAL) & (problem.rhs != 0.0)).any())
+
+
+def interior_point(problem: Problem, clock: Clock) -> tuple[Array, float] | None:
+    """A weight with something to spare on every inequality, and how much (None: none found).
+
+    Mixed into a weight that misses a little, it makes up for it.
+    """
+    competes = (problem.state & 3) == scans.COMPETES
+    rhs = np.broadcast_to(problem.rhs, problem.state.shape)
+    scale = float(np.abs(problem.rhs).max()) or 1.0
+    for spare in (0.3, 0.03, 0.003, 3e-4):
+        wider = replace(problem, rhs=rhs + spare * scale * competes, state=problem.state.copy())
+        projector = Projector(wider, np.inf)
+
+        def missing(wider: Problem = wider, projector: Projector = projector) -> float:
+            seek_contradiction(wider, projector)
+            held = projector.stats[scans.SLACK] >= -0.5 * spare * scale  # noqa: B023
+            return 0.0 if held else np.inf
+
+        try:
+            projector.begin()
+            solve(projector, Clock(min(clock.max_iter, 500), clock.time_limit), missing, 0.0)
+        except Contradiction:
+            continue
+        slack = float(problem.scan(projector.weight, -np.inf, 0)[scans.SLACK])
+        if slack > 0.0:
+            return projector.weight, slack
+    return None
+
+
+def _duplicated(selection: Selection, pairs: NDArray[np.int64]) -> None:
+    """A key equal to the chosen one contradicts at once, if it has to lose by more than 0."""
+    from attoscope.svm.certificate import right_sides
+
+    h = right_sides(selection, pairs[:, 0], pairs[:, 1])
+    worst = int(h.argmax())
+    if h[worst] > 0.0:
+        i, t = pairs[worst]
+        dual = sparse.coo_array(([1.0 / h[worst]], ([i], [t])), shape=selection.selected.shape)
+        raise InfeasibleSelection(Farkas(selection, dual))

@@ -1,0 +1,96 @@
+"""Several chosen keys: scores that have to be equal, or to differ by known amounts."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator, lsmr
+
+from attoscope.errors import AttoscopeError
+from attoscope.svm.selection import Array, Selection
+
+DENSE = 4_000_000
+
+
+def nearest_equal(
+    selection: Selection, weight: Float[np.ndarray, "key_width width"]
+) -> Float[np.ndarray, "key_width width"]:
+    """The nearest weight (Frobenius) that scores each query's chosen keys equally, bias included."""
+    i, t = _pairs(selection)
+    if not len(i):
+        return weight
+    apart = _apart(selection, i, t)
+    goal = np.zeros(len(i))
+    if selection.bias is not None:
+        goal = selection.bias[i, t] - selection.bias[i, selection.reference[i]]
+    z = selection.queries[i]
+    miss = goal - np.einsum("pk,kd,pd->p", apart, weight, z, optimize=True)
+    return weight + least_norm(apart, z, miss)
+
+
+def least_norm(
+    apart: Float[np.ndarray, "pair key_width"],
+    queries: Float[np.ndarray, "pair width"],
+    goal: Float[np.ndarray, " pair"],
+) -> Float[np.ndarray, "key_width width"]:
+    """The least-norm W with `apart_p^T W query_p = goal_p` (least squares where inconsistent)."""
+    pairs, rows = apart.shape
+    columns = queries.shape[1]
+    if pairs * rows * columns <= DENSE:
+        design = (apart[:, :, None] * queries[:, None, :]).reshape(pairs, -1)
+        return np.asarray(np.linalg.lstsq(design, goal, rcond=1e-12)[0].reshape(rows, columns))
+    operator = LinearOperator(
+        (pairs, rows * columns),
+        matvec=lambda w: np.einsum("pk,pk->p", apart, queries @ w.reshape(rows, columns).T),
+        rmatvec=lambda c: ((apart * np.ravel(c)[:, None]).T @ queries).ravel(),
+    )
+    found = lsmr(operator, goal, atol=1e-14, btol=1e-14, maxiter=20 * pairs)[0]
+    return np.asarray(found.reshape(rows, columns))
+
+
+def finite_part(
+    selection: Selection, probabilities: Float[np.ndarray, "query token"]
+) -> Float[np.ndarray, "key_width width"]:
+    """W_fin: the least-norm weight that gives the chosen keys these relative probabilities.
+
+    `(key_t - key_r)^T W query_i = log(p_it / p_ir)` for chosen t, r of each query. What the
+    softmax of a nonlinear head converges to is W_fin plus a growing multiple of the max-margin
+    direction that suppresses the other keys.
+
+    Args:
+        selection: its chosen keys are those kept; a selection in which every key is chosen cannot
+            be made, so give probabilities 0 to what is not kept and let it compete.
+        probabilities: (query, token), positive at chosen keys; each row up to a factor.
+
+    Raises `AttoscopeError` for a probability of 0 at a chosen key. Source: arXiv 2308.16898,
+    general SVM equivalence (conjecture); proved for next-token prediction in arXiv 2403.08081.
+    """
+    p = np.asarray(probabilities, np.float64)
+    if p.shape != selection.selected.shape:
+        raise AttoscopeError(
+            f"probabilities: got shape {p.shape}; expected {selection.selected.shape}"
+        )
+    if not (p[selection.selected] > 0.0).all() or not np.isfinite(p).all():
+        raise AttoscopeError(
+            "probabilities: got zero, negative or infinite values at chosen keys; expected "
+            "positive numbers there, so choose only the keys that keep a share"
+        )
+    i, t = _pairs(selection)
+    goal = np.log(p[i, selection.reference[i]]) - np.log(p[i, t])
+    if not len(i):
+        return np.zeros((selection.shape[2], selection.shape[3]))
+    return least_norm(_apart(selection, i, t), selection.queries[i], goal)
+
+
+def _pairs(selection: Selection) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(query, token) of chosen keys other than the first."""
+    others = selection.selected.copy()
+    others[np.arange(len(others)), selection.reference] = False
+    i, t = np.nonzero(others)
+    return i, t
+
+
+def _apart(selection: Selection, i: NDArray[np.int64], t: NDArray[np.int64]) -> Array:
+    seq = selection.sequence[i]
+    return np.asarray(selection.keys[seq, selection.reference[i]] - selection.keys[seq, t])

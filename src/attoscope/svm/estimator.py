@@ -1,0 +1,193 @@
+"""The estimator: the smallest weight that selects, with a certificate."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
+
+from attoscope.errors import AttoscopeError
+from attoscope.svm._project import Clock
+from attoscope.svm._solve import Solution, solve_selection
+from attoscope.svm.norms import Norm, as_norm
+from attoscope.svm.selection import Array, Selection
+
+OPTIMAL = "optimal: the certified gap is within the tolerance"
+LIMIT = "limit: stopped by {what} at a certified gap of {gap:.1e}; allow more or a larger tol"
+
+
+class AttentionSVM(BaseEstimator):  # type: ignore[misc]
+    """The smallest weight W that makes each query choose its keys: the attention SVM.
+
+        minimise ||W||   subject to   (key_chosen - key_t)^T W query_i >= required_it
+
+    for every query i and every allowed key t that it does not choose; several chosen keys of one
+    query have to score equally. Training attention by gradient descent goes in this direction:
+    Frobenius norm where W is trained, nuclear norm where W = K Q^T is.
+
+    Args:
+        norm: "frobenius", "nuclear", "spectral", "max", "l1", `Schatten(p)` or `Entrywise(p)`.
+        C: infinite for the hard margin; else the price of a unit of shortfall, in
+            `1/2 ||W||_F^2 + C sum` (Frobenius) or `||W|| + C sum` (other norms).
+        max_rank: keep the rank at most this (not convex: the gap is to the unrestricted optimum).
+        tol: relative gap between certified bounds at which to stop.
+        max_iter: passes over the active constraints.
+        time_limit: seconds.
+        warm_start: start from the last fit, when the number of queries and keys is the same.
+
+    Fitted: `weight_` (key width, query width), `dual_` (sparse, (query, token)), `support_` the
+    (query, token) pairs whose margin is tight, `margin_` the least margin, `objective_`,
+    `lower_bound_`, `gap_` (certified), `rank_`, `n_iter_`, `status_` (a sentence that begins with
+    optimal or limit), `certificate_`, `selection_`.
+
+    Raises `InfeasibleSelection` with a proof where no weight separates, `AttoscopeError` for bad
+    input. Source: arXiv 2308.16898 (Att-SVM); entrywise norms: arXiv 2410.14581.
+    """
+
+    def __init__(
+        self,
+        norm: str | Norm = "frobenius",
+        C: float | int = np.inf,
+        max_rank: int | None = None,
+        tol: float | int = 1e-6,
+        max_iter: int = 20_000,
+        time_limit: float | int | None = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.norm = norm
+        self.C = C
+        self.max_rank = max_rank
+        self.tol = tol
+        self.max_iter = max_iter
+        self.time_limit = time_limit
+        self.warm_start = warm_start
+
+    def fit(
+        self,
+        keys: Any,
+        queries: Any,
+        selected: Any,
+        sequence: Any = None,
+        *,
+        allowed: Any = None,
+        required: Any = 1.0,
+        bias: Any = None,
+    ) -> AttentionSVM:
+        """Fit to plain arrays: see `Selection` for what they are."""
+        selection = Selection(
+            keys, queries, selected, sequence, allowed=allowed, required=required, bias=bias
+        )
+        return self.fit_selection(selection)
+
+    def fit_selection(self, selection: Selection) -> AttentionSVM:
+        """Fit to a selection problem."""
+        norm = self._checked()
+        clock = Clock(self.max_iter, self.time_limit)
+        solution = solve_selection(
+            selection, norm, float(self.C), self.tol, clock, self._start(selection)
+        )
+        if self.max_rank is not None:
+            from attoscope.svm._rank import limited
+
+            solution = limited(selection, norm, solution, self.max_rank, self.tol, clock)
+        self._keep(selection, solution, clock)
+        return self
+
+    def _checked(self) -> Norm:
+        if not self.C > 0:
+            raise AttoscopeError(f"C: got {self.C}; expected a positive number, or infinity")
+        if not self.tol > 0:
+            raise AttoscopeError(f"tol: got {self.tol}; expected a positive number, as 1e-6")
+        if self.max_iter < 1:
+            raise AttoscopeError(f"max_iter: got {self.max_iter}; expected at least 1")
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise AttoscopeError(
+                f"time_limit: got {self.time_limit}; expected seconds, or None"
+            )
+        if self.max_rank is not None and (self.max_rank < 1 or np.isfinite(self.C)):
+            raise AttoscopeError(
+                f"max_rank: got {self.max_rank} with C = {self.C}; expected at least 1, and the "
+                "hard margin (C infinite)"
+            )
+        return as_norm(self.norm)
+
+    def _start(self, selection: Selection) -> Any:
+        """Multipliers of the last fit, where they can serve as a start."""
+        if not self.warm_start or not hasattr(self, "dual_"):
+            return None
+        return self.dual_ if self.dual_.shape == selection.selected.shape else None
+
+    def _keep(self, selection: Selection, solution: Solution, clock: Clock) -> None:
+        certificate = solution.certificate
+        self.selection_ = selection
+        self.weight_ = solution.weight
+        self.dual_ = solution.dual
+        self.certificate_ = certificate
+        self.objective_ = certificate.upper
+        self.lower_bound_ = certificate.lower
+        self.gap_ = certificate.gap
+        self.margin_ = certificate.margin
+        self.n_iter_ = solution.n_iter
+        self.n_features_in_ = selection.shape[2]
+        self.support_ = support(
+            selection, solution.weight, max(1e-6, 3.0 * min(self.gap_, 0.1))
+        )
+        self.rank_ = numerical_rank(solution.weight, self.gap_)
+        self.status_ = OPTIMAL
+        if not self.gap_ <= self.tol:
+            what = "max_iter" if clock.done >= self.max_iter else "time_limit"
+            self.status_ = LIMIT.format(what=what, gap=self.gap_)
+            warnings.warn(self.status_, ConvergenceWarning, stacklevel=3)
+
+    def decision_function(
+        self, keys: Any, queries: Any, sequence: Any = None
+    ) -> Float[np.ndarray, "query token"]:
+        """Scores `key_t^T W query_i` of new keys and queries."""
+        check_is_fitted(self)
+        keys = np.asarray(keys)
+        one = np.ones((len(queries), keys.shape[1] if keys.ndim == 3 else 1), bool)
+        return Selection(keys, queries, _first_only(one), sequence).scores(self.weight_)
+
+    def predict(
+        self, keys: Any, queries: Any, sequence: Any = None
+    ) -> Int[np.ndarray, " query"]:
+        """The key with the largest score for each query."""
+        return np.asarray(self.decision_function(keys, queries, sequence).argmax(1))
+
+    def score(self, keys: Any, queries: Any, selected: Any, sequence: Any = None) -> float:
+        """Share of queries whose best key is a chosen one, 0 to 1."""
+        check_is_fitted(self)
+        selection = Selection(keys, queries, selected, sequence)
+        best = selection.scores(self.weight_).argmax(1)
+        return float(selection.selected[np.arange(len(best)), best].mean())
+
+
+def _first_only(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    mask[:, 1:] = False
+    return mask
+
+
+def support(selection: Selection, weight: Array, tolerance: float) -> Int[np.ndarray, "pair 2"]:
+    """(query, token) pairs whose margin is at most `required + tolerance`."""
+    from attoscope.svm._problem import Problem
+    from attoscope.svm._scan import COMPETES, WORKING
+
+    problem = Problem.of(selection, reduce=False)
+    scale = float(np.abs(problem.rhs).max()) or 1.0
+    problem.scan(weight, tolerance * scale, selection.selected.shape[1])
+    i, t = np.nonzero(problem.state == COMPETES + WORKING)
+    i = i if problem.order is None else problem.order[i]
+    return np.stack([i, t], 1)
+
+
+def numerical_rank(weight: Array, gap: float) -> int:
+    """Singular values above what the certified gap leaves uncertain."""
+    values = np.linalg.svd(weight, compute_uv=False)
+    unsure = max(1e-7, float(np.sqrt(2.0 * min(gap, 0.5))))
+    return int(np.count_nonzero(values > unsure * values[0])) if values[0] > 0.0 else 0

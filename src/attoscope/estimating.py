@@ -6,19 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from attoscope.errors import AttoscopeError
-from attoscope.measuring import Span, measure
+from attoscope.measures.selection import BLOCK_BYTES
+from attoscope.measuring import Span, measure, take
 from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches, subject_of
-from attoscope.trace.subject import head_of
+from attoscope.trace.frames import undisturbed
 
-# Long enough that the sample of rows is full and what is left grows as it will go on growing.
-_LENGTHS = (128, 192, 256)
 _NULL_SHARE = 0.25
 
 
@@ -59,8 +56,8 @@ def estimate(
 ) -> Estimate:
     """Expected memory and time of `diagnose` with the same arguments.
 
-    Runs the model on short pieces of the widest batch, fits constant, linear and quadratic
-    growth in their length, and extrapolates. Reads all the data once, to count it.
+    Runs the model on one and on two documents of the widest batch, at their full length, and
+    extrapolates to the whole batch. Reads all the data once, to count it.
     """
     subject = subject_of(model, dtype=dtype, device=device)
     counts = Counts()
@@ -93,32 +90,34 @@ def estimate(
 def _extrapolate(
     subject: Subject, batch: Batch, rows: int | None, layers: Span, seed: int
 ) -> tuple[float, float]:
-    """Peak bytes and seconds of one pass over `batch`."""
-    length = None if batch.valid is None else batch.valid.shape[1]
-    if length is None or length <= _LENGTHS[-1]:
-        return _one(subject, batch, rows, layers, seed)
-    points = [_one(subject, head_of(batch, len(batch), n), rows, layers, seed) for n in _LENGTHS]
-    peak, seconds = (_grown(values, length) for values in zip(*points, strict=True))
-    return peak, seconds
-
-
-def _grown(values: tuple[float, ...], length: int) -> float:
-    """The best sum of a constant, a linear and a quadratic part, none negative, at `length`."""
-    powers = np.power.outer(np.array(_LENGTHS, float), np.arange(3))
-    scale = powers.max(0)
-    parts, _ = nnls(powers / scale, np.array(values))
-    return float((parts / scale) @ np.power(float(length), np.arange(3)))
+    """Peak bytes and seconds of one pass over `batch`, from one and two of its documents."""
+    documents = len(batch)
+    if documents <= 2 or not isinstance(batch.inputs, dict):
+        peak, _, seconds = _one(subject, batch, rows, layers, seed)
+        return peak, seconds
+    one = _one(subject, take(batch, [0]), rows, layers, seed)
+    two = _one(subject, take(batch, [0, 1]), rows, layers, seed)
+    peak, plain, seconds = (
+        first + (second - first) * (documents - 1)
+        for first, second in zip(one, two, strict=True)
+    )
+    # What measuring adds stops growing with the batch once a block of rows is full: the block
+    # itself and as much again for what is computed from it.
+    return min(peak, plain + 2 * BLOCK_BYTES), max(seconds, one[2])
 
 
 def _one(
     subject: Subject, batch: Batch, rows: int | None, layers: Span, seed: int
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
+    """Peak bytes of a measured pass and of a plain one, and seconds of a measured pass."""
     started = time.perf_counter()
     measure(subject, [batch], rows=rows, layers=layers, seed=seed, null=False)
     seconds = time.perf_counter() - started
-    with PeakBytes() as counter:
+    with PeakBytes() as measured:
         measure(subject, [batch], rows=rows, layers=layers, seed=seed, null=False)
-    return float(counter.peak), seconds
+    with PeakBytes() as plain, undisturbed(subject.model):
+        subject.run(batch)
+    return float(measured.peak), float(plain.peak), seconds
 
 
 def _volume(batch: Batch) -> int:

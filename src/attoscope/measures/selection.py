@@ -39,7 +39,7 @@ from attoscope.trace.types import AttentionCall, Batch, Layer
 _QUANTITIES = (*STATISTICS, "head_write")
 _CONTENT_ENTROPY = STATISTICS.index("content_entropy")
 # Small blocks of rows stay in the processor's cache from one pass to the next.
-_BUDGET = 2 * 2**20
+BLOCK_BYTES = 2 * 2**20
 
 
 class Selection:
@@ -56,7 +56,7 @@ class Selection:
     rules: ClassVar[tuple[Rule, ...]] = RULES
 
     def __init__(
-        self, *, rows: int | None = 128, seed: int = 0, budget_bytes: int = _BUDGET
+        self, *, rows: int | None = 128, seed: int = 0, budget_bytes: int = BLOCK_BYTES
     ) -> None:
         self.sampler = RowSampler(rows, seed)
         self.budget_bytes = budget_bytes

@@ -30,21 +30,28 @@ class Panel:
     failed: str = ""
     legend: str = ""
     low: str = ""
-    middle: str = ""
     high: str = ""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """All panels of one reading, with what its caption says."""
+    """All panels of one reading, with what its caption says.
+
+    A group holds what belongs side by side: a map and its difference from the null.
+    """
 
     anchor: str
     reading: Reading
-    panels: list[Panel]
+    groups: list[list[Panel]]
     missing: str = ""
     constant: str = ""
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def panels(self) -> list[Panel]:
+        """All panels, group by group."""
+        return [panel for group in self.groups for panel in group]
 
 
 def anchor(name: str) -> str:
@@ -79,7 +86,7 @@ def _constant(reading: Reading, tracks: list[Track]) -> Figure | None:
 
 def _figure(
     reading: Reading,
-    panels: list[Panel],
+    groups: list[list[Panel]],
     tracks: list[Track],
     remarks: list[str],
     constant: str = "",
@@ -87,7 +94,7 @@ def _figure(
     return Figure(
         anchor=anchor(reading.name),
         reading=reading,
-        panels=panels,
+        groups=groups,
         missing=absent(reading),
         constant=constant,
         remarks=remarks,
@@ -114,7 +121,7 @@ def _curves(reading: Reading) -> Figure:
         return same
     log = curve.logarithmic(tracks, reading.range)
     panels = [
-        _panel(t.label, [partial(curve.draw, t, reading.title, reading.unit, log)])
+        [_panel(t.label, [partial(curve.draw, t, reading.title, reading.unit, log)])]
         for t in tracks
     ]
     remarks = _curve_remarks(reading, tracks)
@@ -150,12 +157,14 @@ def _maps(reading: Reading, told: bool) -> Figure:
         gaps = {t.label: heat.difference(t) for t in tracks if _telling(t)}
         gap_shade = heat.difference_shading(list(gaps.values())) if gaps else None
     except Exception as error:  # noqa: BLE001 - as above
-        return _figure(reading, [Panel("", failed=f"{type(error).__name__}: {error}")], [], [])
+        return _figure(
+            reading, [[Panel("", failed=f"{type(error).__name__}: {error}")]], [], []
+        )
     panels = []
     for track in tracks:
-        panels.append(_map_panel(track, reading, shade, told))
+        panels.append([_map_panel(track, reading, shade, told)])
         if gap_shade and track.label in gaps:
-            panels.append(_map_panel(gaps[track.label], reading, gap_shade, False))
+            panels[-1].append(_map_panel(gaps[track.label], reading, gap_shade, False))
     return _figure(reading, panels, tracks, _map_remarks(tracks, bool(gaps), shade, reading))
 
 
@@ -180,7 +189,7 @@ def _ends(shade: heat.Shading, unit: str) -> dict[str, str]:
     if shade.scale == "d":
         low, high = ("≤ ", "≥ ") if shade.clipped else ("", "")
         low, high = f"{low}{number(shade.low)}", f"{high}+{number(shade.high)}"
-        return {"low": low, "middle": "as the null", "high": high}
+        return {"low": low, "high": high}
     high = quantity(shade.high, unit)
     return {"low": number(shade.low), "high": f"≥ {high}" if shade.clipped else high}
 

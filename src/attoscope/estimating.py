@@ -11,12 +11,14 @@ from torch import Tensor
 
 from attoscope.errors import AttoscopeError
 from attoscope.measures.selection import BLOCK_BYTES
-from attoscope.measuring import Span, measure, take
+from attoscope.measuring import Span, measure
 from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches, subject_of
 from attoscope.trace.frames import undisturbed
+from attoscope.trace.subject import head_of
 
 _NULL_SHARE = 0.25
+_WHOLE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +92,13 @@ def estimate(
 def _extrapolate(
     subject: Subject, batch: Batch, rows: int | None, layers: Span, seed: int
 ) -> tuple[float, float]:
-    """Peak bytes and seconds of one pass over `batch`, from one and two of its documents."""
+    """Peak bytes and seconds of one pass over `batch`, from its one and two longest documents."""
     documents = len(batch)
     if documents <= 2 or not isinstance(batch.inputs, dict):
         peak, _, seconds = _one(subject, batch, rows, layers, seed)
         return peak, seconds
-    one = _one(subject, take(batch, [0]), rows, layers, seed)
-    two = _one(subject, take(batch, [0, 1]), rows, layers, seed)
+    one = _one(subject, head_of(batch, 1, _WHOLE), rows, layers, seed)
+    two = _one(subject, head_of(batch, 2, _WHOLE), rows, layers, seed)
     peak, plain, seconds = (
         first + (second - first) * (documents - 1)
         for first, second in zip(one, two, strict=True)

@@ -38,8 +38,10 @@ from attoscope.trace.types import AttentionCall, Batch, Layer
 
 _QUANTITIES = (*STATISTICS, "head_write")
 _CONTENT_ENTROPY = STATISTICS.index("content_entropy")
-# Small blocks of rows stay in the processor's cache from one pass to the next.
-BLOCK_BYTES = 2 * 2**20
+BLOCK_BYTES = 32 * 2**20
+# Blocks of this many rows stay in a processor's cache from one pass to the next, and are large
+# enough for the products; larger and smaller ones take up to twice as long.
+_BLOCK_ROWS = 48
 
 
 class Selection:
@@ -48,7 +50,7 @@ class Selection:
     Args:
         rows: query rows sampled per sequence and layer; None takes all of them.
         seed: for the sample of rows and the bootstrap.
-        budget_bytes: how large one block of scores may be.
+        budget_bytes: how large one block of scores may be at most.
     """
 
     name: ClassVar[str] = "selection"
@@ -119,7 +121,7 @@ class Selection:
         asks = content_tokens(layer).gather(1, positions) & real
         picker = RowPicker(batch, asks, call.shape[1])
         parts, lost = [], []
-        for block, rows in row_blocks(call, positions, self.budget_bytes):
+        for block, rows in row_blocks(call, positions, self._budget(call)):
             part, broken = row_statistics(rows, kinds, only_probabilities=guessed)
             picker.look(block, positions, rows, part[_CONTENT_ENTROPY], kinds[:, 2])
             parts.append(part)
@@ -171,6 +173,10 @@ class Selection:
             )
         write = head_write(call.output, call.output_weight, layer.stream_in, positions)
         return write.to(positions.device).double()
+
+    def _budget(self, call: AttentionCall) -> int:
+        batch, heads, _, keys = call.shape
+        return min(self.budget_bytes, _BLOCK_ROWS * batch * heads * keys * 4)
 
     def _may_beat(self, site: str) -> Callable[[str, int, float], bool]:
         def beats(kind: str, head: int, score: float) -> bool:

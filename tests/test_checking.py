@@ -36,7 +36,9 @@ def test_a_model_that_attends_to_padding_is_found_out() -> None:
     """The control: this module takes a mask and does not use it."""
 
     class Careless(Nano):
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+        ) -> torch.Tensor:
             del attention_mask
             return self.head(self.ln_f(self.read(self.wte(input_ids))))
 
@@ -76,7 +78,8 @@ def test_a_model_with_dropout_that_never_sleeps_is_found_out() -> None:
         noise = torch.Generator()
 
     promises = {
-        p.name: p for p in check(Subject.of(Noisy().eval()), {"input_ids": torch.ones(2, 6).long()})
+        p.name: p
+        for p in check(Subject.of(Noisy().eval()), {"input_ids": torch.ones(2, 6).long()})
     }
     assert promises["repeatable"].held is False
     assert promises["outputs unchanged"].held is False

@@ -131,7 +131,9 @@ def test_all_rows_and_a_sample_agree_within_the_stated_error(encoder: Subject) -
 def test_chosen_layers_only(encoder: Subject) -> None:
     some = diagnose(encoder, TEXTS[:2], layers=(2, 4), null=False)
     assert list(some.readings["site"].values) == ["encoder.2", "encoder.3"]
-    with pytest.raises(AttoscopeError, match="layers: got 9:12, but the model's layers are 0 to 5"):
+    with pytest.raises(
+        AttoscopeError, match="layers: got 9:12, but the model's layers are 0 to 5"
+    ):
         diagnose(encoder, TEXTS[:1], layers=(9, 12))
     with pytest.raises(AttoscopeError, match="FIRST < END"):
         diagnose(encoder, TEXTS[:1], layers=(3, 3))

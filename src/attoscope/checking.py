@@ -152,7 +152,9 @@ def _padding(subject: Subject, batch: Batch, seed: int, side: str) -> Promise:
 def _pad(inputs: dict[str, Any], valid: Tensor, side: str) -> dict[str, Any]:
     """Some more columns of padding; rows moved to the right edge when padded on the left."""
     length = valid.shape[1]
-    shift = (length - valid.sum(1)) if side == "left" else torch.zeros(len(valid), dtype=torch.int)
+    shift = (
+        (length - valid.sum(1)) if side == "left" else torch.zeros(len(valid), dtype=torch.int)
+    )
 
     def padded(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:2] != valid.shape:
@@ -200,9 +202,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
         "gradients": [p.grad is None for p in model.parameters()],
         "gradient flags": [p.requires_grad for p in model.parameters()],
         "training flags": [m.training for m in model.modules()],
-        "hooks": [
-            (len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()
-        ],
+        "hooks": [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
         "attention implementation": getattr(
             getattr(model, "config", None), "_attn_implementation", None
         ),

@@ -110,7 +110,9 @@ def _apart(ranked: list[_Candidate]) -> list[_Candidate]:
     """The best ones whose query and chosen words differ from those already kept."""
     kept: list[_Candidate] = []
     for one in ranked:
-        if len(kept) < SHOWN and all((one.query, one.chosen) != (k.query, k.chosen) for k in kept):
+        if len(kept) < SHOWN and all(
+            (one.query, one.chosen) != (k.query, k.chosen) for k in kept
+        ):
             kept.append(one)
     return kept
 

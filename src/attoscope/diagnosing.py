@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -67,9 +68,7 @@ def diagnose(
     counts = Counts()
     if data is None:
         data = _sample(subject, counts)
-    stream = batches(
-        subject, data, max_tokens=max_tokens, batch_size=batch_size, counts=counts
-    )
+    stream = batches(subject, data, max_tokens=max_tokens, batch_size=batch_size, counts=counts)
     with _Peeked(stream) as peeked:
         unchanged = compare_outputs(subject, peeked.first)
         _check_span(layers, subject.layout(peeked.first))
@@ -101,9 +100,9 @@ def diagnose(
 class _Peeked:
     """An iterator whose first item can be looked at before it is consumed."""
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = iter(stream)
-        self.first: Batch = next(self._stream)
+    def __init__(self, stream: Iterator[Batch]) -> None:
+        self._stream = stream
+        self.first = next(stream)
         self._given = False
 
     def __iter__(self) -> _Peeked:

@@ -70,5 +70,3 @@ def first_output(output: Any) -> Tensor | None:
         if found is not None:
             return found
     return None
-
-

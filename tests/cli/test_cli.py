@@ -134,7 +134,9 @@ def test_dry_run_says_what_it_would_take(
     monkeypatch.chdir(tmp_path)
     assert run(["diagnose", str(model), "--batch", str(batch), "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert "M parameters" in printed and "expected peak" in printed and "expected time" in printed
+    assert (
+        "M parameters" in printed and "expected peak" in printed and "expected time" in printed
+    )
     assert not list(tmp_path.iterdir())
 
 

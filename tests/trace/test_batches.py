@@ -150,7 +150,9 @@ def test_an_encoder_decoder_reads_the_text_shifted() -> None:
     assert batch.decoder_valid is not None and batch.decoder_valid.all()
 
 
-def test_images_go_through_the_models_own_processor(vit_digits: Path, digit_images: Path) -> None:
+def test_images_go_through_the_models_own_processor(
+    vit_digits: Path, digit_images: Path
+) -> None:
     from PIL import Image
 
     subject = Subject.load(vit_digits)

@@ -19,7 +19,9 @@ from tests.models import Nano, NanoBlock, SelfAttention, make, make_batch
 
 def test_a_model_without_attention_says_what_was_looked_for() -> None:
     subject = Subject.of(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)))
-    with pytest.raises(AttoscopeError, match="no attention was seen.*looked for.*found 0") as got:
+    with pytest.raises(
+        AttoscopeError, match="no attention was seen.*looked for.*found 0"
+    ) as got:
         subject.layout(make_batch("floats"))
     assert "scaled_dot_product_attention" in str(got.value)
 
@@ -165,7 +167,9 @@ def test_weights_returned_by_multihead_attention_are_those_seen() -> None:
 
     seen = []
     output = watch(
-        Subject.of(model, feed=feed), Batch(x, (0, 1)), lambda layer, _: seen.extend(layer.calls)
+        Subject.of(model, feed=feed),
+        Batch(x, (0, 1)),
+        lambda layer, _: seen.extend(layer.calls),
     )
     torch.testing.assert_close(seen[0].probabilities, output[1], rtol=0, atol=0)
     assert Subject.of(model, feed=feed).layout(Batch(x, (0, 1))).stacks[0].causal
@@ -192,7 +196,9 @@ def test_layers_that_depend_on_the_input_are_an_error() -> None:
 def test_the_models_own_failure_is_one_sentence() -> None:
     subject, _ = make("bert")
     ids = torch.full((1, 5), 10_000)
-    with pytest.raises(AttoscopeError, match="the model failed on this input.*input_ids: int64"):
+    with pytest.raises(
+        AttoscopeError, match="the model failed on this input.*input_ids: int64"
+    ):
         subject.layout(Batch({"input_ids": ids}, (0,)))
 
 

@@ -131,7 +131,8 @@ def test_the_stream_is_the_models_hidden_states(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", "llama", "gemma2", "gpt_oss", "t5", "nano", "nano_fused", "encoder"]
+    "name",
+    ["bert", "gpt2", "llama", "gemma2", "gpt_oss", "t5", "nano", "nano_fused", "encoder"],
 )
 def test_heads_add_up_to_what_attention_writes(name: str) -> None:
     """Sum over heads of output · W_O (plus its bias) is the projection's own output."""

@@ -70,7 +70,9 @@ def test_the_fault_is_found_where_it_is(patient: Patient, fault: str) -> None:
     with broken(subject, batch, fault, layers, head=HEAD):
         found = [f for f in alarms(patient) if f.id == FAULTS[fault].finding]
     assert found, f"{fault} was not found"
-    numbers = [int(site.split(".")[1]) for f in found for site in f.sites if "final" not in site]
+    numbers = [
+        int(site.split(".")[1]) for f in found for site in f.sites if "final" not in site
+    ]
     assert min(numbers) == layers[0]
     if fault in ("uniform attention", "rank collapse"):
         assert set(layers) <= set(numbers)

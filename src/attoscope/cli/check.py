@@ -18,7 +18,9 @@ def check(
     text: Annotated[
         list[str] | None, typer.Option(metavar="FILE…", help="Text files to try it on.")
     ] = None,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of images.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of images.")
+    ] = None,
     batch: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A ready batch: .safetensors, .npz or .pt."),

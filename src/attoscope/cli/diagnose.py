@@ -16,6 +16,7 @@ from attoscope.findings import SEVERITIES, Finding, rank
 
 if TYPE_CHECKING:
     from attoscope.diagnosis import Diagnosis
+    from attoscope.report.baseline import Change
 
 DEFAULT_OUT = Path("attoscope-report")
 
@@ -27,9 +28,13 @@ def diagnose(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE…", help="Text files, one document each; folders; - for stdin."),
+        typer.Option(
+            metavar="FILE…", help="Text files, one document each; folders; - for stdin."
+        ),
     ] = None,
-    images: Annotated[Path | None, typer.Option(metavar="DIR", help="A folder of images.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder of images.")
+    ] = None,
     batch: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A ready batch: .safetensors, .npz or .pt."),
@@ -37,20 +42,25 @@ def diagnose(
     lines: Annotated[bool, typer.Option("--lines", help="Each line is a document.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"Where report.html and report.json go [{DEFAULT_OUT}]."),
+        typer.Option(
+            metavar="DIR", help=f"Where report.html and report.json go [{DEFAULT_OUT}]."
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Cut documents to N tokens [512].")
     ] = None,
     batch_size: Annotated[int, typer.Option(metavar="N", help="Documents at a time.")] = 8,
     rows: Annotated[
-        str, typer.Option(metavar="N", help="Query rows sampled per sequence and layer, or all.")
+        str,
+        typer.Option(metavar="N", help="Query rows sampled per sequence and layer, or all."),
     ] = "128",
     dtype: Annotated[
         str, typer.Option(help="auto (the checkpoint's own), float32, float16 or bfloat16.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
-    seed: Annotated[int, typer.Option(metavar="N", help="For samples, null and intervals.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="For samples, null and intervals.")
+    ] = 0,
     layers: Annotated[
         str | None, typer.Option(metavar="A:B", help="Measure only layers A to B - 1.")
     ] = None,
@@ -94,13 +104,11 @@ def diagnose(
     _write(diagnosis, worse, folder, as_json, quiet)
     if diagnosis.data["interrupted"]:
         return 130
-    judged = diagnosis.findings if worse is None else tuple(worse)
+    judged = diagnosis.findings if worse is None else tuple(c.finding for c in worse)
     return int(fail_on is not None and _reaches(judged, fail_on))
 
 
-def _run(
-    model: str, inputs: Inputs | None, options: dict[str, Any], show: bool
-) -> Diagnosis:
+def _run(model: str, inputs: Inputs | None, options: dict[str, Any], show: bool) -> Diagnosis:
     from attoscope.diagnosing import diagnose as run
 
     with _progress(inputs.total if inputs else None, show) as advance:
@@ -112,7 +120,7 @@ def _run(
 
 def _write(
     diagnosis: Diagnosis,
-    worse: list[Finding] | None,
+    worse: list[Change] | None,
     folder: Path | None,
     as_json: bool,
     quiet: bool,
@@ -141,13 +149,13 @@ def _write(
         typer.echo(f"Written: {written[0]} and {written[1].name}")
 
 
-def _say_worse(worse: list[Finding]) -> None:
+def _say_worse(worse: list[Change]) -> None:
     if not worse:
         typer.echo("Nothing got worse since the baseline.")
         return
     typer.echo("Worse than the baseline:")
-    for finding in worse:
-        typer.echo(f"  {finding.severity}: {finding.sentence}")
+    for change in worse:
+        typer.echo(f"  {change.finding.severity} ({change.why}): {change.finding.sentence}")
 
 
 def _baseline(path: Path | None) -> dict[str, Any] | None:
@@ -158,16 +166,16 @@ def _baseline(path: Path | None) -> dict[str, Any] | None:
     return read(path)
 
 
-def _worse(diagnosis: Diagnosis, before: dict[str, Any] | None) -> list[Finding] | None:
+def _worse(diagnosis: Diagnosis, before: dict[str, Any] | None) -> list[Change] | None:
     if before is None:
         return None
-    from attoscope.report.baseline import compare_to_baseline
+    from attoscope.report.baseline import changes
 
-    return compare_to_baseline(diagnosis, before)
+    return changes(diagnosis, before)
 
 
 def _reaches(findings: tuple[Finding, ...], severity: str) -> bool:
-    return any(rank(f.severity) >= SEVERITIES.index(severity) for f in findings)  # type: ignore[arg-type]
+    return any(rank(f.severity) >= SEVERITIES.index(severity) for f in findings)
 
 
 def _dry_run(model: str, inputs: Inputs | None, options: dict[str, Any]) -> int:

@@ -105,8 +105,10 @@ def _iterable(
     elif isinstance(first, (Tensor, np.ndarray)) or hasattr(first, "convert"):
         while chunk := list(islice(rest, size)):
             yield _images(subject, chunk, counts)
-    elif isinstance(first, (tuple, list)) and first and all(
-        isinstance(part, Tensor) for part in first
+    elif (
+        isinstance(first, (tuple, list))
+        and first
+        and all(isinstance(part, Tensor) for part in first)
     ):
         for parts in rest:
             yield _plain(tuple(parts), parts[0].shape[_axis(subject, parts[0])], counts)
@@ -214,7 +216,7 @@ def _ready(
     subject: Subject, inputs: dict[str, Any], limit: int, size: int, counts: Counts
 ) -> Iterator[Batch]:
     tensors: dict[str, Any] = {
-        k: torch.as_tensor(v) if isinstance(v, (Tensor, np.ndarray, list)) else v
+        k: torch.tensor(v) if isinstance(v, (np.ndarray, list)) else v
         for k, v in inputs.items()
     }
     axes = [v for v in tensors.values() if isinstance(v, Tensor) and v.dim() > 0]
@@ -314,7 +316,8 @@ def _arrays(
     subject: Subject, data: Any, limit: int, size: int, counts: Counts
 ) -> Iterator[Batch]:
     """Token ids (integers, two axes), images (uint8), or whatever floats the module takes."""
-    tensor = torch.as_tensor(data)
+    # A copy: arrays may be read-only, and a tensor that shares their memory must not be.
+    tensor = data if isinstance(data, Tensor) else torch.tensor(data)
     if tensor.dtype == torch.uint8 and tensor.dim() in (3, 4):
         for start in range(0, tensor.shape[0], size):
             yield _images(subject, list(tensor[start : start + size].numpy()), counts)
@@ -336,7 +339,7 @@ def _arrays(
 
 def _images(subject: Subject, images: list[Any], counts: Counts) -> Batch:
     if all(_is_pixels(image) for image in images):
-        pixels = torch.stack([torch.as_tensor(image) for image in images])
+        pixels = torch.stack([torch.tensor(np.asarray(image)) for image in images])
     elif subject.image_processor is None:
         raise AttoscopeError(
             f"{subject.name} has no image processor, so raw images cannot be fed; put "
@@ -365,7 +368,7 @@ def _with_channels(image: Any) -> Any:
 
 
 def _is_pixels(image: Any) -> bool:
-    return isinstance(image, (Tensor, np.ndarray)) and torch.as_tensor(image).is_floating_point()
+    return isinstance(image, (Tensor, np.ndarray)) and np.asarray(image).dtype.kind == "f"
 
 
 def _plain(inputs: Any, documents: int, counts: Counts) -> Batch:

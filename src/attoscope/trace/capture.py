@@ -35,7 +35,12 @@ from attoscope.trace.types import AttentionCall
 OnCall = Callable[[AttentionCall], None]
 
 # Relative to the size of the output; half precision rounds scores before the softmax.
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+TOLERANCE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-3,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
 
 _SOFTMAX = {F.softmax, torch.softmax, torch.Tensor.softmax}
 _PRODUCTS = {
@@ -106,7 +111,9 @@ class Capture(TorchFunctionMode):
     def registry_call(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` of the attention registry, watched."""
 
-        def watched(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kw: Any):  # type: ignore[no-untyped-def]
+        def watched(
+            module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kw: Any
+        ) -> Any:
             outer, self._registry = self._registry, _RegistryCall()
             self._products.clear()
             try:
@@ -117,7 +124,9 @@ class Capture(TorchFunctionMode):
                 self._pending = None
             mask = args[0] if args else kw.get("attention_mask")
             output = result[0] if isinstance(result, tuple) else result
-            self._emit(_from_registry(module, query, key, value, mask, kw, inner, output), inner)
+            self._emit(
+                _from_registry(module, query, key, value, mask, kw, inner, output), inner
+            )
             return result
 
         return watched
@@ -169,7 +178,9 @@ class Capture(TorchFunctionMode):
         if left.dim() >= 3 and right.dim() >= 3:
             self._products.append((result.shape, left, right))
 
-    def _on_softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+    def _on_softmax(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+    ) -> None:
         scores = args[0] if args else kwargs.get("input")
         if not isinstance(scores, Tensor) or scores.dim() < 3:
             return

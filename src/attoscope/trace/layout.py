@@ -135,9 +135,7 @@ def _arrange(
     time_first = any(
         isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()
     )
-    return Layout(
-        stacks, blocks, members, {n: s for s, n in finals.items()}, time_first, plain
-    )
+    return Layout(stacks, blocks, members, {n: s for s, n in finals.items()}, time_first, plain)
 
 
 def _block(model: nn.Module, seen: _Seen) -> Frame:
@@ -212,7 +210,6 @@ def _stack(
     for i in indices:
         layer = position[id(block_of[i])]
         calls.append((layer, call_name(seen[i].queries != seen[i].keys, calls, layer, several)))
-    one = seen[indices[0]]
     stream = block_of[indices[0]].stream_in
     name = labels[path]
     return Stack(
@@ -242,9 +239,7 @@ def _finals(
     entered: list[Frame], order: dict[str, list[Frame]], labels: dict[str, str]
 ) -> dict[str, str]:
     """The norm after each stack: the module that takes the last layer's output unchanged in."""
-    last = {
-        labels[path]: frames[-1] for path, frames in order.items() if frames
-    }
+    last = {labels[path]: frames[-1] for path, frames in order.items() if frames}
     found: dict[str, str] = {}
     for name, block in last.items():
         for frame in entered:

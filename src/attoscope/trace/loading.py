@@ -18,9 +18,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.index.json")
 
 
-def load(
-    source: str | Path, *, dtype: str, device: str, trust_remote_code: bool
-) -> Subject:
+def load(source: str | Path, *, dtype: str, device: str, trust_remote_code: bool) -> Subject:
     """See `Subject.load`."""
     if dtype not in DTYPES:
         raise AttoscopeError(f"dtype: got {dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -140,7 +138,12 @@ def _weights(
             "safetensors, pytorch_model.bin or GGUF checkpoint"
         ) from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in ("safetensors", "safetensors_rust", "pickle", "_pickle"):
+        if type(error).__module__.split(".")[0] not in (
+            "safetensors",
+            "safetensors_rust",
+            "pickle",
+            "_pickle",
+        ):
             raise
         raise AttoscopeError(
             f"{source}: its weights file is damaged ({_sentence(error)}); copy it again"

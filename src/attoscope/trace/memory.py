@@ -17,7 +17,7 @@ class PeakBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.current = 0
         self.peak = 0
         self._alive: dict[int, int] = {}

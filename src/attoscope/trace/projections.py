@@ -107,7 +107,7 @@ def _by_head(call: AttentionCall, owner: nn.Module, part: Part) -> Iterator[Proj
             if place is not None:
                 axis, index = place
                 bias = named.get(name.removesuffix("weight") + "bias")
-                yield Projection(part, head, name, weight, axis, index, bias)  # type: ignore[arg-type]
+                yield Projection(part, head, name, weight, axis, index, bias)
                 break
 
 

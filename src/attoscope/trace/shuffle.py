@@ -14,7 +14,15 @@ from attoscope.trace.subject import Subject
 from attoscope.trace.types import Batch
 
 # Inputs that hold one thing per token and may be permuted; masks, types and positions may not.
-_CONTENT = ("input_ids", "inputs_embeds", "decoder_input_ids", "src", "pixel_values", "x", "idx")
+_CONTENT = (
+    "input_ids",
+    "inputs_embeds",
+    "decoder_input_ids",
+    "src",
+    "pixel_values",
+    "x",
+    "idx",
+)
 
 
 def shuffled(subject: Subject, batch: Batch, seed: int) -> Batch | None:
@@ -32,10 +40,10 @@ def shuffled(subject: Subject, batch: Batch, seed: int) -> Batch | None:
     out = dict(inputs)
     for name, value in moved.items():
         if name == "pixel_values":
-            value = _shuffled_patches(subject, batch, value, seed)
-            if value is None:
+            patches = _shuffled_patches(subject, batch, value, seed)
+            if patches is None:
                 return None
-            out[name] = value
+            out[name] = patches
             continue
         of_decoder = name.startswith("decoder")
         valid = batch.decoder_valid if of_decoder else batch.valid

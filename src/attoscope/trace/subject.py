@@ -73,9 +73,7 @@ class Subject:
         """
         from attoscope.trace.loading import load
 
-        return load(
-            source, dtype=dtype, device=device, trust_remote_code=trust_remote_code
-        )
+        return load(source, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
     def run(self, batch: Batch) -> Any:
         """The model's output on a batch."""
@@ -84,7 +82,14 @@ class Subject:
             return self._feed(self.model, inputs)
         except AttoscopeError:
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            IndexError,
+            KeyError,
+            AttributeError,
+        ) as error:
             raise AttoscopeError(
                 f"the model failed on this input ({type(error).__name__}: {_first_line(error)}); "
                 f"inputs were {_describe(batch.inputs)}; check them against the model's forward"

@@ -154,9 +154,7 @@ class _Stream:
         first, second = tensor.shape[:2]
         return (second, first) if self.layout.time_first else (first, second)
 
-    def _masks(
-        self, stack: str, shape: tuple[int, int], frame: Frame
-    ) -> tuple[Tensor, Tensor]:
+    def _masks(self, stack: str, shape: tuple[int, int], frame: Frame) -> tuple[Tensor, Tensor]:
         tensor = frame.stream_in if frame.stream_in is not None else frame.stream_out
         device = tensor.device if tensor is not None else torch.device("cpu")
         return self._mask_of(stack, shape, device)

@@ -117,7 +117,8 @@ def _collapsed(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
 
     def change(x: Tensor) -> Tensor:
         mean = x.mean(1, keepdim=True)
-        sizes = x.norm(dim=-1, keepdim=True) / mean.norm(dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm
+        sizes: Tensor = norm(x, dim=-1, keepdim=True) / norm(mean, dim=-1, keepdim=True)
         return mean * sizes
 
     for layer in layers:

@@ -109,6 +109,13 @@ def test_sharp_heads_that_can_still_be_moved_are_no_fault(model):
     assert model.findings() == []
 
 
+def test_a_steep_position_bias_is_no_fault(model):
+    """Scores spread far above the freezing point, but neighbours share the attention."""
+    apart = (torch.arange(TOKENS)[:, None] - torch.arange(TOKENS)).abs().float()
+    model.scores[2:] = -2.0 * apart
+    assert model.findings() == []
+
+
 def test_a_sink_in_every_head_is_a_note(model):
     model.scores[2:4, ..., 0] += 6.0
     found = only(model.findings())

@@ -152,8 +152,11 @@ def test_a_sink_term_takes_its_share_and_nothing_else_changes():
 
 
 def test_nulls_in_closed_form():
-    readings = read(measured(call(torch.randn(1, 1, 8, 8))))
+    special = torch.zeros(1, 8, dtype=torch.bool)
+    special[:, [0, 6, 7]] = True
+    readings = read(measured(call(torch.randn(1, 1, 8, 8)), special=special))
     assert readings["first_share"].null[0, 0] == pytest.approx(1 / 8)
+    assert readings["special_share"].null[0, 0] == pytest.approx(3 / 8)
     assert readings["score_scale"].null[0, 0] == pytest.approx(math.sqrt(2 * math.log(8)))
 
 
@@ -358,13 +361,15 @@ def test_a_row_that_may_see_nothing_is_left_out():
 def test_witnesses_are_the_sharpest_and_the_evenest_row():
     scores = torch.zeros(1, 1, 8, 8)
     scores[0, 0, 5, 3] = 6.0
+    # The sink has more than all others, and is not what the row chose.
+    scores[0, 0, 5, 0] = 9.0
     scores[0, 0, 2] = torch.randn(8, generator=torch.manual_seed(0)) * 0.5
     tokens = (tuple("abcdefgh"),)
     measure = Selection()
     measure.update(layer(calls=[call(scores)]), batch(0, tokens=tokens))
     sharp = measure.witnesses["decided", "encoder.0", 0]
     assert (sharp.position, sharp.token, sharp.chosen, sharp.chosen_token) == (5, "f", 3, "d")
-    assert sharp.value == pytest.approx(math.exp(6) / (math.exp(6) + 7), rel=1e-5)
+    assert sharp.value == pytest.approx(math.exp(6) / (math.exp(9) + math.exp(6) + 6), rel=1e-5)
     even = measure.witnesses["undecided", "encoder.0", 0]
     # The first of the rows that are exactly even; row 0 asks as the first token: left out.
     assert even.position == 1

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 RELAX = 1.6
 LOOK = 5
+PRUNE = 5
+SWEEPS, JUMP = 2, 8
+DEPTH = 8
+GROWTH = 2.0
+REACH = 5.0
 
 
 class Alternating:
@@ -36,6 +41,7 @@ class Alternating:
         self.feasible = feasible_weight
         self.best = np.zeros(problem.shape)
         self.upper, self.lower = np.inf, 0.0
+        self.looks = 0
         self.lam = np.zeros(0)
 
     def run(self, clock: Clock, tol: float | int) -> Array:
@@ -62,34 +68,44 @@ class Alternating:
             p.sweep(5, inner=3)
         size = self.norm.dual.value(p.weight)
         self.rho = 1.0 / size if size > 0.0 else 1.0
-        self.image = p.weight.copy()
-        self.u, self.v = p.weight.copy(), p.weight.copy()
+        self.v = p.weight.copy()
+        self.y = self.v + p.weight
+        self.size, self.apart, self.moved = float(np.linalg.norm(self.v)), np.inf, 0.0
+        self.memory = Memory(self.y.size)
         p.cap = self.C / self.rho
         self.look()
 
     def turn(self) -> None:
-        """Project, shrink, and move the multiplier of W = V."""
+        """One step y + RELAX (W - V) of Douglas and Rachford, V = prox(y), W = project(2 V - y)."""
         p = self.projector
-        anchor = self.v - self.u
+        following = self.memory.step()
+        if following is not None:
+            self.y = following.reshape(self.y.shape)
+        before = self.v
+        self.v = self.norm.prox(self.y, 1.0 / self.rho)
+        anchor = 2.0 * self.v - self.y
         p.weight += anchor - p.anchor
         p.anchor = anchor
-        p.sweep(2)
-        mixed = RELAX * p.weight + (1.0 - RELAX) * self.v
-        before = self.v
-        self.v = self.norm.prox(mixed + self.u, 1.0 / self.rho)
-        self.u = self.u + mixed - self.v
-        self.apart = float(np.linalg.norm(p.weight - self.v))
+        p.sweep(SWEEPS)
+        if p.push * self.size > p.scale() * self.apart:
+            # The projection lags behind what the alternation has reached.
+            p.jump(JUMP, 0.1)
+        apart = p.weight - self.v
+        self.memory.add(self.y, RELAX * apart)
+        self.apart = float(np.linalg.norm(apart))
         self.moved = float(np.linalg.norm(self.v - before))
+        self.size = float(np.linalg.norm(self.v))
 
     def look(self) -> None:
         """Bounds from all constraints, and the constraints that joined."""
         p = self.projector
         scale = p.scale()
-        for weight in (self.v, p.weight):
-            stats = p.scan(0.1 * scale, p.room(), at=weight)
-            upper, point = self.bound(weight, stats)
-            if upper < self.upper and stats[scans.UNEQUAL] <= self.tol * scale:
-                self.upper, self.best = upper, point
+        self.looks += 1
+        prune = self.looks % PRUNE == 1
+        stats = p.scan((0.1 if prune else 0.02) * scale, p.room(), at=self.v, keep=not prune)
+        upper, point = self.bound(self.v, stats)
+        if upper < self.upper and stats[scans.UNEQUAL] <= self.tol * scale:
+            self.upper, self.best = upper, point
         p.refresh()
         image = p.weight - p.anchor
         size = self.norm.dual.value(image)
@@ -121,13 +137,67 @@ class Alternating:
         factor = float(np.clip(np.sqrt(ratio), 0.4, 2.5))
         p = self.projector
         self.rho *= factor
-        self.u = self.u / factor
+        u = (self.y - self.v) / factor
+        self.y = self.v + u
+        self.memory.forget()
         p.set.lam = p.set.lam / factor
         p.cap = self.C / self.rho
-        p.anchor = self.v - self.u
+        p.anchor = self.v - u
         p.refresh()
 
     def leave(self) -> None:
         """Hand over the multipliers that gave the best lower bound."""
         if self.lower > 0.0:
             self.projector.set, self.projector.set.lam = self.kept[0], self.kept[1]
+
+
+class Memory:
+    """Anderson's acceleration: the next point from the last few steps of a fixed-point map."""
+
+    def __init__(self, size: int) -> None:
+        self.points = np.empty((DEPTH, size))
+        self.steps = np.zeros((DEPTH, size))
+        self.gram = np.zeros((DEPTH, DEPTH))
+        self.order: list[int] = []
+        self.length = np.inf
+        self.plain, self.patience = 0, 4
+
+    def add(self, point: Array, step: Array) -> None:
+        """The map sends `point` to `point + step`; a step that grew too much is not believed."""
+        length = float(np.linalg.norm(step))
+        if length > GROWTH * self.length:
+            # Not believed: plain steps for a while, a longer one each time this happens.
+            self.order, self.plain = [], self.patience
+            self.patience *= 2
+        self.length = length
+        self.plain -= 1
+        free = next((k for k in range(DEPTH) if k not in self.order), None)
+        slot = self.order.pop(0) if free is None else free
+        self.order.append(slot)
+        self.points[slot], self.steps[slot] = point.ravel(), step.ravel()
+        self.gram[slot] = self.gram[:, slot] = self.steps @ self.steps[slot]
+
+    def forget(self) -> None:
+        """The map has changed: what was seen of it says nothing any more."""
+        self.order, self.length = [], np.inf
+
+    def step(self) -> Array | None:
+        """Where the last points, mixed so that their steps cancel best, are sent."""
+        if not self.order:
+            return None
+        *rest, last = self.order
+        share = np.zeros(DEPTH)
+        share[last] = 1.0
+        if len(rest) > 1 and self.plain <= 0:
+            cross = self.gram[last, last] - self.gram[last, rest]
+            square = cross[:, None] + cross[None, :] - self.gram[last, last]
+            square += self.gram[np.ix_(rest, rest)]
+            square[np.diag_indices(len(rest))] += 1e-10 * np.trace(square) + 1e-300
+            part = np.linalg.lstsq(square, cross, rcond=1e-13)[0]
+            share[rest] = part
+            share[last] -= part.sum()
+        used = self.order
+        out = share[used] @ self.points[used] + share[used] @ self.steps[used]
+        plain = self.points[last] + self.steps[last]
+        far = float(np.linalg.norm(out - plain)) / (REACH * self.length + 1e-300)
+        return np.asarray(out if far <= 1.0 else plain + (out - plain) / far)

@@ -94,11 +94,11 @@ class Problem:
                 hi = min(lo + step, self.starts[s + 1])
                 yield lo, image[lo:hi] @ self.keys[s].T
 
-    def scan(self, weight: Array, threshold: float, most: int) -> Array:
+    def scan(self, weight: Array, threshold: float, most: int, keep: bool = False) -> Array:
         """Statistics of all constraints at `weight` (see `_scan`); marks the close ones."""
         stats = scans.fresh_stats()
         for lo, scores in self.score_blocks(weight):
-            scans.scan_block(scores, lo, self.ref, self.state, self.rhs, threshold, most, stats)
+            scans.scan_block(scores, lo, self.ref, self.state, self.rhs, threshold, most, keep, stats)
         return stats
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attoscope.svm import _kernels as kernels
+from attoscope.svm import _scan as scans
 from attoscope.svm._face import face_step
 from attoscope.svm._problem import Problem, WorkingSet
 from attoscope.svm.selection import Array
@@ -62,7 +63,7 @@ class Projector:
         self.weight = np.zeros(problem.shape)
         self.push = np.inf
         self.sought = np.inf
-        self.stats: Array = np.zeros(5)
+        self.stats: Array = np.zeros(6)
         self._few = int(np.count_nonzero(problem.state)) <= ALL
 
     def begin(self, anchor: Array | None = None) -> None:
@@ -91,13 +92,18 @@ class Projector:
             self.set = self.set.rebuilt(self.problem, local=True)
         return np.asarray(self.set.equal)
 
-    def scan(self, threshold: float, most: int, at: Array | None = None) -> Array:
-        """Read all constraints, and let the close ones join the working set."""
+    def scan(
+        self, threshold: float, most: int, at: Array | None = None, keep: bool = False
+    ) -> Array:
+        """Read all constraints, and let the close ones join the working set.
+
+        With `keep` the others stay, and the set is left alone where nothing is to join.
+        """
         weight = self.weight if at is None else at
-        self.stats = self.problem.scan(weight, threshold, most)
-        self.set = self.set.rebuilt(
-            self.problem, local=bool(np.isfinite(threshold)) or not self._few
-        )
+        self.stats = self.problem.scan(weight, threshold, most, keep)
+        if not keep or self.stats[scans.FRESH] > 0.0:
+            local = bool(np.isfinite(threshold)) or not self._few
+            self.set = self.set.rebuilt(self.problem, local)
         return self.stats
 
     def sweep(self, rounds: int, inner: int = 8) -> None:

@@ -11,13 +11,13 @@ from attoscope.svm._jit import kernel
 NONE, COMPETES, EQUAL, WORKING = 0, 1, 2, 4
 # What `scan_block` keeps: least (margin - rhs); the factor that scaling the weight needs to make
 # positive right-hand sides hold; the factor that the others permit; the sum of shortfalls; the
-# largest difference among keys that should be equal.
-SLACK, NEED, PERMIT, HINGE, UNEQUAL = range(5)
+# largest difference among keys that should be equal; how many constraints were newly marked.
+SLACK, NEED, PERMIT, HINGE, UNEQUAL, FRESH = range(6)
 
 
 def fresh_stats() -> np.ndarray:
     """What a scan starts from."""
-    return np.array([np.inf, 0.0, np.inf, 0.0, 0.0])
+    return np.array([np.inf, 0.0, np.inf, 0.0, 0.0, 0.0])
 
 
 @kernel
@@ -35,11 +35,11 @@ def take(stats, margin, h):
 
 @kernel
 @no_type_check
-def scan_block(scores, low, ref, state, rhs, threshold, most, stats):
+def scan_block(scores, low, ref, state, rhs, threshold, most, keep, stats):
     """Reads a block of scores into `stats`, and marks what is closer than `threshold`.
 
     At most `most` keys are marked per query, the worst ones. Marks are the WORKING bit of
-    `state`; equalities are always marked.
+    `state`; equalities are always marked, and so is what was marked before, with `keep`.
     """
     tokens = scores.shape[1]
     slacks = np.empty(tokens)
@@ -50,7 +50,9 @@ def scan_block(scores, low, ref, state, rhs, threshold, most, stats):
         close = 0
         for t in range(tokens):
             kind = state[i, t] & 3
-            state[i, t] = kind
+            marked = keep and state[i, t] & WORKING
+            if not keep:
+                state[i, t] = kind
             slacks[t] = np.inf
             if kind == NONE:
                 continue
@@ -62,7 +64,7 @@ def scan_block(scores, low, ref, state, rhs, threshold, most, stats):
                 state[i, t] = kind | WORKING
                 continue
             take(stats, margin, h)
-            if margin - h < threshold:
+            if margin - h < threshold and not marked:
                 slacks[t] = margin - h
                 close += 1
         if close == 0:
@@ -73,6 +75,7 @@ def scan_block(scores, low, ref, state, rhs, threshold, most, stats):
         for t in range(tokens):
             if slacks[t] <= bar and slacks[t] < threshold:
                 state[i, t] |= WORKING
+                stats[FRESH] += 1.0
 
 
 @kernel

@@ -123,6 +123,14 @@ def test_a_sink_in_every_head_is_a_note(model):
     assert "all 8 heads put more than 30 % of their attention on the first" in found.sentence
 
 
+def test_a_short_text_has_no_sink(model):
+    """Even attention over a causal prefix of four puts half of it on the first token."""
+    measure = Selection()
+    measure.update(layer(calls=[call(torch.zeros(1, 2, 4, 4), causal=True)]), batch(0))
+    ids = [f.id for f in findings_of([measure], measure.read())]
+    assert ids == ["uniform_attention"]
+
+
 def test_a_dead_head(model):
     model.weight[4, 2] = 0.0
     found = only(model.findings())

@@ -138,7 +138,7 @@ def _row(s, q):
         else math.nan,
         "margin": ordered[0] - ordered[1] if n > 1 else math.nan,
         "undecided": float(w.max() < 2 / n) if n > 2 else math.nan,
-        "saturated": two * float(1 - w.max() < 2**-11),
+        "saturated": two * float(ordered[0] - ordered[-1 if n < 2 else 1] > 24 * math.log(2)),
         "score_scale": s.std() * two,
     }
 

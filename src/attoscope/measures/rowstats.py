@@ -41,8 +41,8 @@ STATISTICS = (
 _FAR = 1e18
 # Where only probabilities are known, a zero one stands for less than the least float32.
 _UNDERFLOW = 104.0
-# A row is saturated when its other keys together get less than half precision would keep.
-_SATURATED = 2.0**-11
+# A row is saturated when float32 cannot hold the runner-up's weight beside the top one's.
+_SATURATED = 24 * math.log(2)
 # How many times the even share a row's top key must have for the row to count as decided.
 _DECIDED = 2.0
 
@@ -107,7 +107,7 @@ def _assemble(
         content / content_keys.log(),
         margin + two,
         torch.where(all_keys >= 3, (peak < _DECIDED / all_keys).double(), math.nan),
-        (1 - peak < _SATURATED).double() + two,
+        (margin > _SATURATED).double() + two,
         spread + two,
         torch.zeros_like(spread),
         first_keys / all_keys,

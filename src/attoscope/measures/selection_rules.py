@@ -7,14 +7,15 @@ Thresholds come from what a number means, not from models that were looked at:
   head is an average. On top, no key may reach twice its even share in 99 % of rows.
 - *Saturated*: above the freezing point sqrt(2 ln n) the softmax of n random scores rests on a
   few keys. At c times that point the expected margin of the top key is c nats; at c = 3 it gets
-  e^3 = 20 times the runner-up. A trained head may well live there (one that looks at the token
-  before), as long as it can still be moved: so most of its rows must also have a top weight
-  that float16 rounds to 1, where the gradient w (1 - w) is gone. A sink alone puts weight on
-  one key without spreading scores; position biases (ALiBi) spread scores without a single
-  key.
+  e^3 = 20 times the runner-up. Trained heads do live there (those that look at the token before),
+  but can still be moved. So one row in ten must also have a runner-up that float32 cannot hold
+  beside the top weight, where the gradient w (1 - w) is exactly 0 in any format that is used. A
+  sink alone puts weight on one key without spreading scores; position biases (ALiBi) spread
+  scores without a single key.
 - *Dead*: a head that writes less than a thousandth of its layer's median head, or less than
   float32 rounding (1e-6) of the stream.
-- *Sink*: 0.3 of the attention on one token, the threshold of Gu et al. 2024.
+- *Sink*: 0.3 of the attention on one token, the threshold of Gu et al. 2024, and twice what even
+  attention would put there (in a short text that is much).
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from attoscope.measures.rules import Book, Rule
 EVEN_SCALE = 0.05
 EVEN_ROWS = 0.99
 FROZEN_TIMES = 3.0
-MOST_ROWS = 0.5
+LOST_ROWS = 0.1
 DEAD_SHARE = 1e-3
 DEAD_ABSOLUTE = 1e-6
 SINK_SHARE = 0.3
+EVEN_TIMES = 2.0
 
 Cells = NDArray[np.bool_]
 
@@ -63,9 +65,9 @@ def makes_no_choice(book: Book) -> Cells:
 
 
 def saturated(book: Book) -> Cells:
-    """Scores spread far above the freezing point, and most rows pass no gradient."""
+    """Scores spread far above the freezing point, and rows pass no gradient."""
     spread = book.values("score_scale") > FROZEN_TIMES * book.null("score_scale")
-    return spread & (book.values("saturated") >= MOST_ROWS)
+    return spread & (book.values("saturated") >= LOST_ROWS)
 
 
 def dead(book: Book) -> Cells:
@@ -78,13 +80,16 @@ def dead(book: Book) -> Cells:
 
 
 def sink(book: Book) -> Cells:
-    """More than three tenths of the attention on the first token."""
-    return book.values("first_share") > SINK_SHARE
+    """More than three tenths of the attention on the first token, and twice the even share."""
+    share = book.values("first_share")
+    return (share > SINK_SHARE) & (share > EVEN_TIMES * book.null("first_share"))
 
 
 def special(book: Book) -> Cells:
-    """More than three tenths of the attention on special tokens other than the first."""
-    return book.values("special_share") - book.values("first_share") > SINK_SHARE
+    """More than three tenths on special tokens other than the first, and twice the even share."""
+    share = book.values("special_share")
+    others = share - book.values("first_share")
+    return (others > SINK_SHARE) & (share > EVEN_TIMES * book.null("special_share"))
 
 
 _LOOK_AT_WEIGHTS = """\
@@ -167,8 +172,8 @@ model = model.to(torch.bfloat16)  # if the weights are sound and the model ran i
         scope="layer",
         worst="largest",
         sentence="In {where}, {heads} {n:is|are} saturated: scores spread by {measured} nats, "
-        "where the softmax freezes onto a few keys at {null}, so nearly all attention goes to "
-        "one key and no gradient passes.",
+        "where the softmax freezes onto a few keys at {null}, and for many "
+        "queries no gradient passes at all.",
         paper="Zhai et al. 2023 (arXiv 2303.06296): entropy collapse",
         remedy="Bring the scores down: check the scale of attention (1 / sqrt(head size), "
         "once), lower the learning rate, and bound queries and keys by QK-norm or by "

@@ -112,9 +112,8 @@ SPECS: tuple[Spec, ...] = (
     Spec(
         name="saturated",
         title="Saturated rows",
-        meaning="Share of query rows in which all keys but the chosen one together get "
-        "less than 2^-11 of the attention, the rounding of float16: no gradient passes to "
-        "the scores.",
+        meaning="Share of query rows whose runner-up gets less than 2^-24 of the chosen key's "
+        "attention, the rounding of float32: no gradient passes to the scores.",
         unit="share",
         range=(0.0, 1.0),
         source="attoscope's own definition",

@@ -19,7 +19,7 @@ from attoscope.errors import AttoscopeError
 from attoscope.measures.rules import findings_of
 from attoscope.measuring import NULL_EVERY, Measurement, Progress, Span, measure
 from attoscope.sample import SAMPLE_TEXTS
-from attoscope.trace import Batch, Counts, Layout, Subject, batches, subject_of
+from attoscope.trace import Batch, Counts, Layout, Subject, batches, parameter_count, subject_of
 from attoscope.unchanged import Unchanged, compare_outputs
 from attoscope.words import in_words
 
@@ -46,8 +46,8 @@ def diagnose(
 
     Args:
         model: a directory, hub id or GGUF file, a `Subject`, or any `nn.Module`.
-        data: a text, an iterable of texts, images, or a ready batch (see `attoscope.trace.batches`).
-            Without data, a built-in sample of English paragraphs is read.
+        data: a text, an iterable of texts, images, or a ready batch (as for
+            `attoscope.trace.batches`). Without data, a built-in sample of English paragraphs.
         rows: query rows sampled per sequence and layer; None takes all of them.
         max_tokens: cut documents to this many tokens (512 unless given).
         layers: (first, end) to measure only some layers of each stack.
@@ -172,7 +172,7 @@ def _model_facts(subject: Subject, batch: Batch, unchanged: Unchanged) -> dict[s
         "name": subject.name,
         "architecture": type(subject.model).__name__,
         "kind": _kind(layout, batch),
-        "parameters": _parameters(subject.model),
+        "parameters": parameter_count(subject.model),
         "layers": sum(len(s.layers) for s in layout.stacks),
         "heads": max(s.heads for s in layout.stacks),
         "key_heads": max(s.key_heads for s in layout.stacks),
@@ -198,11 +198,6 @@ def _kind(layout: Layout, batch: Batch) -> str:
     if {"encoder", "decoder"} <= names:
         return "encoder-decoder"
     return "decoder" if any(stack.causal for stack in layout.stacks) else "encoder"
-
-
-def _parameters(model: nn.Module) -> int:
-    """Shared storage counts once."""
-    return sum({p.data_ptr() or id(p): p.numel() for p in model.parameters()}.values())
 
 
 def _tied(model: nn.Module) -> bool:

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attoscope.errors import AttoscopeError
@@ -15,6 +14,7 @@ from attoscope.measuring import Span, measure
 from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches, subject_of
 from attoscope.trace.frames import undisturbed
+from attoscope.trace.memory import parameter_bytes, parameter_count
 from attoscope.trace.subject import head_of
 
 _NULL_SHARE = 0.25
@@ -77,10 +77,10 @@ def estimate(
     volume = max(_volume(widest), 1)
     whole = sum(seconds * v / volume for v in volumes) * (1 + _NULL_SHARE)
     layout = subject.layout(widest)
-    sizes = [_bytes(subject.model.get_submodule(name)) for name in layout.blocks]
+    sizes = [parameter_bytes(subject.model.get_submodule(name)) for name in layout.blocks]
     return Estimate(
-        parameters=sum({p.data_ptr(): p.numel() for p in subject.model.parameters()}.values()),
-        parameter_bytes=_bytes(subject.model),
+        parameters=parameter_count(subject.model),
+        parameter_bytes=parameter_bytes(subject.model),
         layer_bytes=max(sizes, default=0),
         documents=counts.documents,
         tokens=counts.tokens,
@@ -127,10 +127,6 @@ def _volume(batch: Batch) -> int:
         return int(batch.valid.numel())
     values = batch.inputs.values() if isinstance(batch.inputs, dict) else [batch.inputs]
     return max((v.numel() for v in values if isinstance(v, Tensor)), default=1)
-
-
-def _bytes(module: torch.nn.Module) -> int:
-    return sum({p.data_ptr(): p.nbytes for p in module.parameters()}.values())
 
 
 def _size(count: int) -> str:

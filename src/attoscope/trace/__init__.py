@@ -5,6 +5,7 @@ from attoscope.trace.batches import batches as batches
 from attoscope.trace.layout import Layout as Layout
 from attoscope.trace.layout import Stack as Stack
 from attoscope.trace.memory import PeakBytes as PeakBytes
+from attoscope.trace.memory import parameter_count as parameter_count
 from attoscope.trace.rows import Rows as Rows
 from attoscope.trace.rows import attention_rows as attention_rows
 from attoscope.trace.rows import row_blocks as row_blocks

@@ -43,8 +43,8 @@ def batches(
     batch_size: int = 8,
     counts: Counts | None = None,
 ) -> Iterator[Batch]:
-    """Batches from `data`: a text, an iterable of texts, a mapping or tensor that is a ready
-    batch, or images (uint8 arrays, or float arrays that are already pixel values).
+    """Batches from `data`: a text, an iterable of texts, a ready batch (a mapping of keyword
+    arguments, a tuple of positional ones, or one tensor), or images (uint8 arrays, or float arrays that are already pixel values).
 
     Texts are read as they are needed. Texts longer than `max_tokens` (512 unless given) or than
     the model's positions are cut, and `counts` says so. Raises `AttoscopeError` when nothing
@@ -55,6 +55,8 @@ def batches(
     if isinstance(data, Batch):
         made: Iterable[Batch] = [data]
         counts.documents += len(data)
+    elif isinstance(data, tuple) and data and all(isinstance(x, Tensor) for x in data):
+        made = [_plain(data, data[0].shape[_axis(subject, data[0])], counts)]
     elif isinstance(data, dict):
         made = _ready(subject, data, limit, batch_size, counts)
     elif isinstance(data, str):

@@ -25,7 +25,7 @@ class Frame:
 
 
 def stream(values: Any) -> Tensor | None:
-    """The first floating tensor with a token axis and a width among a module's inputs or outputs."""
+    """The first floating tensor with a token axis and a width among inputs or outputs."""
     if isinstance(values, Tensor):
         return values if values.is_floating_point() and values.dim() in (2, 3) else None
     if isinstance(values, dict):
@@ -79,10 +79,14 @@ def framed(
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; training flags and random state are put back after."""
+    """Evaluation mode without gradients, uncompiled; flags and random state are put back after.
+
+    Compiled code runs as it was written: a compiler would look into our hooks as well.
+    """
     training = {module: module.training for module in model.modules()}
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    eager = torch.compiler.set_stance("force_eager")
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), eager:
         for module in training:
             module.training = False
         try:

@@ -5,9 +5,24 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Number of parameters; tied ones, which share their storage, count once."""
+    return sum(p.numel() for p in _apart(module))
+
+
+def parameter_bytes(module: nn.Module) -> int:
+    """Bytes of parameters; tied ones count once."""
+    return sum(p.nbytes for p in _apart(module))
+
+
+def _apart(module: nn.Module) -> list[nn.Parameter]:
+    # Parameters on the meta device have no storage to compare.
+    return list({p.data_ptr() or id(p): p for p in module.parameters()}.values())
 
 
 class PeakBytes(TorchDispatchMode):

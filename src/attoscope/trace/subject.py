@@ -38,6 +38,11 @@ class Subject:
         notes: tuple[str, ...] = (),
         ignore: tuple[str, ...] = (),
     ) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise AttoscopeError(
+                f"model: got a torch.jit module ({type(model).__name__}), whose inside cannot be "
+                "watched; give the module that it was made from"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.image_processor = image_processor
@@ -117,9 +122,21 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go: the device of the first parameter (that of the embedding)."""
+        """Where inputs go: the device of the first parameter (that of the embedding).
+
+        Weights that are brought in layer by layer rest on the meta device; their hook says where
+        they are computed with.
+        """
         parameter = next(self.model.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        if parameter is not None and parameter.device.type != "meta":
+            return parameter.device
+        hook = getattr(self.model, "_hf_hook", None)
+        if parameter is not None and hook is None:
+            raise AttoscopeError(
+                f"the weights of {self.name} are on the meta device, that is, not there; load "
+                "them first"
+            )
+        return torch.device(getattr(hook, "execution_device", None) or "cpu")
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -28,6 +28,7 @@ SWEEPS, JUMP = 2, 8
 DEPTH = 8
 GROWTH = 2.0
 REACH = 5.0
+LAG = 1.0
 
 
 class Alternating:
@@ -87,9 +88,13 @@ class Alternating:
         p.weight += anchor - p.anchor
         p.anchor = anchor
         p.sweep(SWEEPS)
-        if p.push * self.size > p.scale() * self.apart:
+        lag = LAG if self.memory.patience <= 16 else 0.2 * LAG
+        for _ in range(3):
+            if p.push * self.size <= lag * p.scale() * self.apart:
+                break
             # The projection lags behind what the alternation has reached.
             p.jump(JUMP, 0.1)
+            p.sweep(1)
         apart = p.weight - self.v
         self.memory.add(self.y, RELAX * apart)
         self.apart = float(np.linalg.norm(apart))
@@ -103,9 +108,9 @@ class Alternating:
         self.looks += 1
         prune = self.looks % PRUNE == 1
         stats = p.scan((0.1 if prune else 0.02) * scale, p.room(), at=self.v, keep=not prune)
-        upper, point = self.bound(self.v, stats)
-        if upper < self.upper and stats[scans.UNEQUAL] <= self.tol * scale:
-            self.upper, self.best = upper, point
+        self.consider(self.v, stats)
+        if prune or self.upper == np.inf:
+            self.consider(p.weight, p.scan(0.0, 1, keep=True))
         p.refresh()
         image = p.weight - p.anchor
         size = self.norm.dual.value(image)
@@ -116,6 +121,12 @@ class Alternating:
             self.raise_lower(total * scale, scale)
         elif size > 0.0:
             self.raise_lower(total / size, 1.0 / size)
+
+    def consider(self, weight: Array, stats: Array) -> None:
+        """Keep a weight that is better than what there is."""
+        upper, point = self.bound(weight, stats)
+        if upper < self.upper and stats[scans.UNEQUAL] <= self.tol * self.projector.scale():
+            self.upper, self.best = upper, point
 
     def raise_lower(self, value: float, scale: float) -> None:
         if value > self.lower:
@@ -168,7 +179,7 @@ class Memory:
         if length > GROWTH * self.length:
             # Not believed: plain steps for a while, a longer one each time this happens.
             self.order, self.plain = [], self.patience
-            self.patience *= 2
+            self.patience = min(2 * self.patience, 1024)
         self.length = length
         self.plain -= 1
         free = next((k for k in range(DEPTH) if k not in self.order), None)

@@ -56,6 +56,9 @@ def visit_keys(x, keys, m, a, zz, first, last, tok, lam, rhs, sq, equal, cap, in
                 worst = max(worst, pushed(r, lam[p], equal[p], cap))
             curve = sq[p] * zz
             if curve <= 0.0:
+                # A key equal to the chosen one: nothing helps, so it pays the full price.
+                if cap < np.inf and not equal[p]:
+                    lam[p] = cap if rhs[p] > 0.0 else 0.0
                 continue
             step = clip(lam[p] + r / curve, equal[p], cap) - lam[p]
             if step != 0.0:
@@ -92,6 +95,8 @@ def visit_gram(x, keys, m, a, zz, first, last, tok, lam, rhs, equal, cap, gram, 
         for p in range(size):
             curve = gram[p * size + p] * zz
             if curve <= 0.0:
+                if cap < np.inf and not equal[first + p]:
+                    lam[first + p] = cap if rhs[first + p] > 0.0 else 0.0
                 continue
             old = lam[first + p]
             step = clip(old + r[p] / curve, equal[first + p], cap) - old

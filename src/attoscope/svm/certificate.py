@@ -90,9 +90,10 @@ def certify(
     total = dual_total(selection, dual)
     image = dual_image(selection, dual)
     weight, reading = _repaired(selection, np.asarray(weight, np.float64), interior, C)
-    soft = np.isfinite(C)
-    if soft:
-        lower, upper = _soft(norm, weight, reading, dual, total, image, C)
+    if np.isfinite(C):
+        priced = dual.data[~selection.selected[dual.row, dual.col]]
+        most = C / float(priced.max(initial=1e-300))
+        lower, upper = _soft(norm, weight, reading, most, total, image, C)
     else:
         size = norm.value(weight)
         factor = reading.need if reading.need <= reading.permit else np.inf
@@ -116,13 +117,12 @@ def _soft(
     norm: Norm,
     weight: Array,
     reading: _Reading,
-    dual: Any,
+    most: float,
     total: float,
     image: Array,
-    C: float,
+    C: float | int,
 ) -> tuple[float, float]:
-    largest = float(dual.data.max(initial=0.0)) if dual.nnz else 0.0
-    most = C / largest if largest > 0.0 else np.inf
+    """Bounds with a price for shortfalls: multipliers may be scaled by `most`, up to C."""
     if norm == Schatten(2):
         upper = 0.5 * float(np.vdot(weight, weight)) + C * reading.hinge
         square = float(np.vdot(image, image))

@@ -29,7 +29,7 @@ $(VENV)/.base: constraints.txt
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.base pyproject.toml
-	$(PIP) $(LOCKED) --no-build-isolation --editable '.[images,gguf]' scikit-learn
+	$(PIP) $(LOCKED) --no-build-isolation --editable '.[images,gguf]'
 	@touch $@
 
 $(VENV)/.assets: $(VENV)/.base requirements-demo.txt

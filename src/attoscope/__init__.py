@@ -10,8 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attoscope.checking import check as check
+    from attoscope.diagnosing import diagnose as diagnose
+    from attoscope.diagnosis import Diagnosis as Diagnosis
     from attoscope.errors import AttoscopeError as AttoscopeError
     from attoscope.findings import Finding as Finding
+    from attoscope.trace import Subject as Subject
+    from attoscope.trace import watch as watch
 
 __version__ = "0.1.0"
 

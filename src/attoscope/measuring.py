@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attoscope.measures import first_measures
 from attoscope.measures.base import Measure, Reading, with_null
-from attoscope.measures.selection import Selection
-from attoscope.measures.smoothness import Smoothness
-from attoscope.measures.stream import Stream
 from attoscope.trace import Batch, Layer, Subject, shuffled, watch
 
 Progress = Callable[[int], None]
@@ -64,7 +62,8 @@ def measure(
     `layers` = (first, end) measures only these layers of each stack. With `keep_finished` an
     interrupt after the first batch ends the run and keeps what was measured.
     """
-    found = Measurement(_measures(rows, seed), _measures(rows, seed))
+    real, shuffled_too = (tuple(first_measures(rows=rows, seed=seed)) for _ in range(2))
+    found = Measurement(real, shuffled_too)
     try:
         for batch in batches:
             watch(subject, batch, _visitor(found.real, layers))
@@ -78,10 +77,6 @@ def measure(
             raise
         found.interrupted = True
     return found
-
-
-def _measures(rows: int | None, seed: int) -> tuple[Measure, ...]:
-    return (Selection(rows=rows, seed=seed), Smoothness(seed=seed), Stream(seed=seed))
 
 
 def _visitor(measures: tuple[Measure, ...], span: Span) -> Callable[[Layer, Batch], None]:

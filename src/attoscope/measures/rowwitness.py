@@ -1,8 +1,8 @@
-"""Which rows of attention to show: the most and the least decided one of each head.
+"""Which rows of attention to show of each head: only queries of content tokens count.
 
-Rows are judged on content alone: by the entropy over keys that are neither the first nor
-special tokens, and only queries of content tokens count. A head that rests on its sink is
-therefore shown by what it does with the rest.
+The most and the least decided one, judged on content alone, by the entropy over keys that are
+neither the first nor special tokens: a head that rests on its sink is shown by what it does with
+the rest. And the rows that rest most on the first token, and on special ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attoscope.measures.base import Array, Witness, token_at
+from attoscope.measures.rowstats import STATISTICS
 from attoscope.trace.rows import Rows
 from attoscope.trace.types import Batch
 
 # A row had something to choose from only with this many content keys.
 LEAST_CHOICE = 4
-KINDS = (("decided", -1.0), ("undecided", 1.0))
+# Kind of witness: the statistic to look for, its sign, and among which keys (see `key_kinds`).
+KINDS = {
+    "decided": ("content_entropy", -1.0, 2),
+    "undecided": ("content_entropy", 1.0, 2),
+    "first": ("first_share", 1.0, 0),
+    "special": ("special_share", 1.0, 1),
+}
 
 
 class RowPicker:
@@ -33,29 +40,31 @@ class RowPicker:
         documents = np.array(batch.documents)
         self.order = torch.from_numpy(np.argsort(documents, kind="stable"))
         self.documents = documents
-        self.best = {kind: np.full((5, heads), -np.inf) for kind, _ in KINDS}
+        self.best = {kind: np.full((5, heads), -np.inf) for kind in KINDS}
 
     def look(
         self,
         block: slice,
         positions: Int[Tensor, "batch position"],
         rows: Rows,
-        entropy: Float[Tensor, "batch head row"],
-        content: Float[Tensor, "batch key"],
+        statistics: Float[Tensor, "statistic batch head row"],
+        kinds: Float[Tensor, "batch kind key"],
     ) -> None:
-        """Look through one block of rows, given their entropy over content keys."""
-        choice = rows.allowed.float() @ content[:, None, :, None]
-        fit = self.asks[:, None, block] & (choice[..., 0] >= LEAST_CHOICE)
-        fit = fit & torch.isfinite(entropy)
-        order = self.order.to(entropy.device)
+        """Look through one block of rows, given their statistics and the kinds of their keys."""
+        choice = (rows.allowed.float() @ kinds[:, None, 2, :, None])[..., 0] >= LEAST_CHOICE
+        asks = self.asks[:, None, block]
+        order = self.order.to(asks.device)
         here = positions[:, block]
-        heads = torch.arange(entropy.shape[1], device=entropy.device)
-        for kind, sign in KINDS:
-            score = torch.where(fit, sign * entropy, -math.inf)[order]
+        heads = torch.arange(statistics.shape[2], device=asks.device)
+        for kind, (name, sign, among) in KINDS.items():
+            statistic = sign * statistics[STATISTICS.index(name)]
+            fit = asks & torch.isfinite(statistic) & (choice if among == 2 else True)
+            score = torch.where(fit, statistic, -math.inf)[order]
             best, flat = score.transpose(0, 1).flatten(1).max(-1)
             sequence = order[flat // here.shape[1]]
             row = flat % here.shape[1]
-            weight, chosen = (rows.weights[sequence, heads, row] * content[sequence]).max(-1)
+            keys = kinds[sequence, among]
+            weight, chosen = (rows.weights[sequence, heads, row] * keys).max(-1)
             found = (best, sequence, here[sequence, row], chosen, weight)
             self._keep(kind, torch.stack([f.double() for f in found]).cpu().numpy())
 
@@ -78,7 +87,7 @@ class RowPicker:
         self, beats: Callable[[str, int, float], bool]
     ) -> Iterator[tuple[str, int, Witness]]:
         """(kind, head, witness) of those whose score may beat what is held already."""
-        for kind, _ in KINDS:
+        for kind in KINDS:
             for head, (score, sequence, at, chosen, weight) in enumerate(self.best[kind].T):
                 if not np.isfinite(score) or not beats(kind, head, float(score)):
                     continue

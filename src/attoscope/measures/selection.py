@@ -37,7 +37,6 @@ from attoscope.trace.rows import row_blocks
 from attoscope.trace.types import AttentionCall, Batch, Layer
 
 _QUANTITIES = (*STATISTICS, "head_write")
-_CONTENT_ENTROPY = STATISTICS.index("content_entropy")
 BLOCK_BYTES = 32 * 2**20
 # Blocks of this many rows stay in a processor's cache from one pass to the next, and are large
 # enough for the products; larger and smaller ones take up to twice as long.
@@ -123,7 +122,7 @@ class Selection:
         parts, lost = [], []
         for block, rows in row_blocks(call, positions, self._budget(call)):
             part, broken = row_statistics(rows, kinds, only_probabilities=guessed)
-            picker.look(block, positions, rows, part[_CONTENT_ENTROPY], kinds[:, 2])
+            picker.look(block, positions, rows, part, kinds)
             parts.append(part)
             lost.append(broken)
         for kind, head, witness in picker.witnesses(self._may_beat(site)):

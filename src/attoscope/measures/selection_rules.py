@@ -239,7 +239,7 @@ import torch
 keys = torch.cat([keys[..., :4, :], keys[..., -window:, :]], dim=-2)
 values = torch.cat([values[..., :4, :], values[..., -window:, :]], dim=-2)
 """,
-        shown="decided",
+        shown="first",
     ),
     Rule(
         id="special_token_attention",
@@ -259,6 +259,6 @@ values = torch.cat([values[..., :4, :], values[..., -window:, :]], dim=-2)
 resting = diagnosis.readings["special_share"] > 0.5
 print(diagnosis.readings["content_entropy"].where(resting).to_pandas())
 """,
-        shown="decided",
+        shown="special",
     ),
 )

@@ -20,7 +20,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -102,7 +102,9 @@ class Capture(TorchFunctionMode):
         """Do not look at what is computed in this block: it is ours, not the model's."""
         before, self._asleep = self._asleep, True
         try:
-            yield
+            # Where torch offers it, the mode is passed over altogether: it costs time even idle.
+            with getattr(torch._C, "DisableTorchFunction", nullcontext)():
+                yield
         finally:
             self._asleep = before
 

@@ -217,6 +217,14 @@ def test_evidence_is_in_words(encoder: Subject) -> None:
     assert all(e.token and e.text for e in finding.evidence)
 
 
+def test_sinks_are_shown_by_rows_that_rest_on_them(reading: Diagnosis) -> None:
+    finding = next(f for f in reading.findings if f.id == "attention_sink")
+    assert finding.evidence
+    for one in finding.evidence:
+        assert (one.chosen_position, one.chosen_token) == (0, "[CLS]")
+        assert one.value is not None and one.value > 0.3
+
+
 def test_public_names() -> None:
     assert attoscope.diagnose is diagnose
     assert attoscope.Diagnosis is Diagnosis

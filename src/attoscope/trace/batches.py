@@ -44,7 +44,8 @@ def batches(
     counts: Counts | None = None,
 ) -> Iterator[Batch]:
     """Batches from `data`: a text, an iterable of texts, a ready batch (a mapping of keyword
-    arguments, a tuple of positional ones, or one tensor), or images (uint8 arrays, or float arrays that are already pixel values).
+    arguments, a tuple of positional ones, or one tensor), or images (uint8 arrays, or float
+    arrays that are already pixel values).
 
     Texts are read as they are needed. Texts longer than `max_tokens` (512 unless given) or than
     the model's positions are cut, and `counts` says so. Raises `AttoscopeError` when nothing

@@ -98,7 +98,9 @@ class Problem:
         """Statistics of all constraints at `weight` (see `_scan`); marks the close ones."""
         stats = scans.fresh_stats()
         for lo, scores in self.score_blocks(weight):
-            scans.scan_block(scores, lo, self.ref, self.state, self.rhs, threshold, most, keep, stats)
+            scans.scan_block(
+                scores, lo, self.ref, self.state, self.rhs, threshold, most, keep, stats
+            )
         return stats
 
 

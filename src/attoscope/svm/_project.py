@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from attoscope.svm import _dense as dense
 from attoscope.svm import _kernels as kernels
 from attoscope.svm import _scan as scans
 from attoscope.svm._face import face_step
@@ -62,7 +63,7 @@ class Projector:
         self.anchor = np.zeros(problem.shape)
         self.weight = np.zeros(problem.shape)
         self.push = np.inf
-        self.sought = np.inf
+        self.sought, self.looks = np.inf, 0
         self.stats: Array = np.zeros(6)
         self._few = int(np.count_nonzero(problem.state)) <= ALL
 
@@ -99,6 +100,7 @@ class Projector:
 
         With `keep` the others stay, and the set is left alone where nothing is to join.
         """
+        self.looks += 1
         weight = self.weight if at is None else at
         self.stats = self.problem.scan(weight, threshold, most, keep)
         if not keep or self.stats[scans.FRESH] > 0.0:
@@ -125,6 +127,10 @@ class Projector:
         """Conjugate gradients over the free multipliers; gives the iterations that it took."""
         p, s = self.problem, self.set
         residual = s.rhs - s.margins(p, self.weight)
+        if dense.pays(p, s, iterations):
+            gram = dense.inner_products(p, s)
+            self._take(dense.newton_step(gram, s, residual, self.cap))
+            return 1
         aim = s.lam + residual / np.maximum(s.sq * np.repeat(p.zz, np.diff(s.ptr)), 1e-300)
         free = s.equal | ((aim > 0.0) & (aim < self.cap))
         free &= s.sq > 0.0
@@ -141,24 +147,28 @@ class Projector:
         before = self.dual_value(s.lam, self.weight)
         lower = np.where(s.equal, -np.inf, 0.0)
         upper = np.where(s.equal, np.inf, self.cap)
-        for share in (1.0, 0.3):
+        for share in (1.0, 0.3, 0.05):
             lam = np.clip(s.lam + share * step, lower, upper)
             weight = self.weight + s.weight(self.problem, lam - s.lam)
             if self.dual_value(lam, weight) >= before:
                 s.lam, self.weight = lam, weight
                 return
 
-    def null_part(self, iterations: int = 500) -> Array:
+    def null_part(self, iterations: int = 200) -> Array:
         """The multipliers less the least change that makes their combination vanish."""
         p, s = self.problem, self.set
         free = (s.equal | (s.lam > 0.0)) & (s.sq > 0.0)
         lam = np.where(free | (s.sq <= 0.0), s.lam, 0.0)
+        gram = dense.inner_products(p, s) if dense.pays(p, s, iterations) else None
         for _ in range(3):
             image = s.margins(p, s.weight(p, lam))
-            step, _ = face_step(
-                p.keys, p.seq, p.ref, p.queries, p.zz, s.ptr, s.tok, s.sq, free, image, s.gptr,
-                s.gram, iterations, 1e-12,
-            )  # fmt: skip
+            if gram is not None:
+                step = dense.solved(gram, free, image)
+            else:
+                step, _ = face_step(
+                    p.keys, p.seq, p.ref, p.queries, p.zz, s.ptr, s.tok, s.sq, free, image,
+                    s.gptr, s.gram, iterations, 1e-12,
+                )  # fmt: skip
             lam = np.where(s.equal, lam - step, np.maximum(lam - step, 0.0))
         return np.asarray(lam)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,11 +106,28 @@ def seek_contradiction(problem: Problem, projector: Projector) -> None:
     ratio = vanishing(problem, projector, s.lam)
     if ratio > SUSPECT or ratio > 0.5 * projector.sought:
         return
-    projector.sought = ratio
-    for proof in proofs(problem, projector):
+    small = is_small(problem, s)
+    looks = projector.looks
+    if not small and ratio > PROOF and (looks < 8 or looks & (looks - 1)):
+        # Completing a proof costs as much as many passes: tried after 8, 16, 32 … looks.
+        return
+    projector.sought = ratio if small else np.inf
+    for proof in (s.lam, least_distance(problem, s) if small else rounded(projector)):
         if vanishing(problem, projector, proof) <= PROOF:
             s.lam = proof / float(s.rhs @ proof)
             raise Contradiction
+
+
+def is_small(problem: Problem, working: WorkingSet) -> bool:
+    """Whether non-negative least squares on the written-out constraints is quick."""
+    m, size = len(working.lam), problem.shape[0] * problem.shape[1]
+    return m * size <= 4_000_000 and min(m, size) <= 600
+
+
+def rounded(projector: Projector) -> Array:
+    """The multipliers moved to where their combination vanishes, as far as they may."""
+    lam = projector.null_part()
+    return np.where(projector.set.equal, lam, np.maximum(lam, 0.0))
 
 
 def vanishing(problem: Problem, projector: Projector, lam: Array) -> float:
@@ -122,18 +138,6 @@ def vanishing(problem: Problem, projector: Projector, lam: Array) -> float:
     if not 0.0 < terms < np.inf or float(s.rhs @ lam) <= 0.0:
         return np.inf
     return float(np.linalg.norm(s.weight(problem, lam / terms)))
-
-
-def proofs(problem: Problem, projector: Projector) -> Iterator[Array]:
-    """Multipliers that may prove a contradiction, the cheapest first."""
-    s = projector.set
-    yield s.lam
-    rows, columns = problem.shape
-    if len(s.lam) * rows * columns <= 4_000_000 and min(len(s.lam), rows * columns) <= 600:
-        yield least_distance(problem, s)
-        return
-    lam = projector.null_part()
-    yield np.where(s.equal, lam, np.maximum(lam, 0.0))
 
 
 def least_distance(problem: Problem, s: WorkingSet) -> Array:

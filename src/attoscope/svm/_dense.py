@@ -1,0 +1,88 @@
+"""Few constraints, wide data: the inner products of the working set are written out and solved.
+
+maximise residual . step - 1/2 step^T G step over the steps that keep multipliers allowed, by
+Newton's method on the free ones (a few Cholesky factorisations; finite when it settles).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
+
+from attoscope.svm._problem import Problem, WorkingSet
+from attoscope.svm.selection import Array
+
+ROUNDS = 12
+LARGEST = 2500
+RIDGE = 1e-12
+
+
+def pays(problem: Problem, working: WorkingSet, iterations: int) -> bool:
+    """Whether this costs less than so many conjugate-gradient iterations."""
+    m = len(working.tok)
+    if m > LARGEST:
+        return False
+    rows, columns = problem.shape
+    dense = 2.0 * m * m * (rows + columns) + 3.0 * m**3 / 3.0
+    return dense < iterations * 4.0 * len(problem.queries) * rows * columns * 3.0
+
+
+def inner_products(problem: Problem, working: WorkingSet) -> Array:
+    """<A_p, A_q> of the working set's constraint matrices A = (key[ref] - key[t]) query^T."""
+    p, s = problem, working
+    i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
+    apart = p.keys[p.seq[i], p.ref[i]] - p.keys[p.seq[i], s.tok]
+    z = p.queries[i]
+    return np.asarray((apart @ apart.T) * (z @ z.T))
+
+
+def newton_step(gram: Array, working: WorkingSet, residual: Array, cap: float) -> Array:
+    """The change of multipliers; its dual gain is never negative."""
+    s = working
+    lam, r = s.lam.copy(), residual.copy()
+    diagonal = np.maximum(np.diagonal(gram), 1e-300)
+    lower = np.where(s.equal, -np.inf, 0.0)
+    upper = np.where(s.equal, np.inf, cap)
+    before: NDArray[np.bool_] | None = None
+    for _ in range(ROUNDS):
+        aim = lam + r / diagonal
+        free = (s.equal | ((aim > 0.0) & (aim < cap))) & (s.sq > 0.0)
+        if not free.any() or (before is not None and np.array_equal(free, before)):
+            break
+        step = np.clip(lam + solved(gram, free, r), lower, upper) - lam
+        fixed = ~free & ~s.equal
+        step[fixed] = np.clip(aim[fixed], 0.0, cap) - lam[fixed]
+        step, change = _uphill(gram, step, r)
+        if step is None:
+            break
+        lam, r, before = lam + step, r - change, free
+    return lam - s.lam
+
+
+def solved(gram: Array, free: NDArray[np.bool_], r: Array) -> Array:
+    """The step that makes the residuals of the free constraints vanish."""
+    part = gram[np.ix_(free, free)]
+    out = np.zeros(len(r))
+    ridge = RIDGE * float(np.trace(part)) / len(part)
+    for _ in range(6):
+        part[np.diag_indices_from(part)] += ridge
+        try:
+            factor = cho_factor(part, lower=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            ridge *= 100.0
+            continue
+        out[free] = cho_solve(factor, r[free], check_finite=False)
+        return out
+    out[free] = r[free] / np.diagonal(part)
+    return out
+
+
+def _uphill(gram: Array, step: Array, r: Array) -> tuple[Array | None, Array]:
+    """The step and what it does to the residuals, shortened to the best point along it."""
+    change = gram @ step
+    slope, curve = float(r @ step), float(step @ change)
+    if slope <= 0.0:
+        return None, change
+    share = min(1.0, slope / curve) if curve > 0.0 else 1.0
+    return share * step, share * change

@@ -37,7 +37,13 @@ class Promise:
 
 
 def check(
-    model: Any, data: Any = None, *, dtype: str = "auto", device: str = "cpu", seed: int = 0
+    model: Any,
+    data: Any = None,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    seed: int = 0,
 ) -> tuple[Promise, ...]:
     """Try the promises of the trace on a model, on a few documents cut to 48 tokens.
 
@@ -45,7 +51,7 @@ def check(
     padded batch (either side), the same numbers twice, and the model handed back as it was.
     Takes what `diagnose` takes; raises `AttoscopeError` when no layer can be watched at all.
     """
-    subject = subject_of(model, dtype=dtype, device=device)
+    subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     before = _state(subject.model)
     given = _default_data(subject) if data is None else data
     batch = next(batches(subject, given, max_tokens=TOKENS, batch_size=4))

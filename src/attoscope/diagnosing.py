@@ -38,6 +38,7 @@ def diagnose(
     seed: int = 0,
     dtype: str = "auto",
     device: str = "cpu",
+    trust_remote_code: bool = False,
     sources: tuple[str, ...] = (),
     keep_finished: bool = False,
     progress: Progress | None = None,
@@ -52,7 +53,8 @@ def diagnose(
         max_tokens: cut documents to this many tokens (512 unless given).
         layers: (first, end) to measure only some layers of each stack.
         null: also run one document in four with its tokens shuffled, as the null of the readings.
-        dtype, device: for models loaded here; a module is used as it is.
+        dtype, device, trust_remote_code: for models loaded here (see `Subject.load`); a module
+            is used as it is.
         sources: where the data came from, in words, for the report.
         keep_finished: an interrupt keeps what was measured so far instead of losing it.
         progress: called with the number of documents after each batch.
@@ -63,7 +65,7 @@ def diagnose(
     """
     _validate(rows, batch_size, layers)
     started = time.perf_counter()
-    subject = subject_of(model, dtype=dtype, device=device)
+    subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     loaded = time.perf_counter()
     counts = Counts()
     if data is None:

@@ -55,13 +55,14 @@ def estimate(
     seed: int = 0,
     dtype: str = "auto",
     device: str = "cpu",
+    trust_remote_code: bool = False,
 ) -> Estimate:
     """Expected memory and time of `diagnose` with the same arguments.
 
     Runs the model on one and on two documents of the widest batch, at their full length, and
     extrapolates to the whole batch. Reads all the data once, to count it.
     """
-    subject = subject_of(model, dtype=dtype, device=device)
+    subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     counts = Counts()
     widest, volumes = None, []
     given = list(SAMPLE_TEXTS) if data is None else data

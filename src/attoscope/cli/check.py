@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from attoscope.cli.inputs import gather
+from attoscope.cli.options import (
+    Device,
+    Dtype,
+    Images,
+    Model,
+    More,
+    ReadyBatch,
+    Text,
+    TrustRemoteCode,
+)
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="A model directory, a hub id or a GGUF file.")],
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="", help="More files for --text.", hidden=True)
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(metavar="FILE…", help="Text files to try it on.")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder of images.")
-    ] = None,
-    batch: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A ready batch: .safetensors, .npz or .pt."),
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto (the checkpoint's own), float32, float16 or bfloat16.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    model: Model,
+    more: More = None,
+    text: Text = None,
+    images: Images = None,
+    batch: ReadyBatch = None,
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    trust_remote_code: TrustRemoteCode = False,
 ) -> int:
     """Try the promises of the trace on your own model; a line for each, exit 1 when one fails.
 
@@ -38,7 +35,10 @@ def check(
     from attoscope.checking import lines
 
     inputs = gather([*(text or []), *(more or [])], images, batch, lines=False)
-    promises = run(model, inputs.data if inputs else None, dtype=dtype, device=device)
+    promises = run(
+        model, inputs.data if inputs else None, dtype=dtype, device=device,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
     for line in lines(promises):
         typer.echo(line)
     return int(any(promise.held is False for promise in promises))

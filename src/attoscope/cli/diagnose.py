@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attoscope.cli.inputs import Inputs, gather, row_count, span, writable
+from attoscope.cli.options import (
+    Device,
+    Dtype,
+    Images,
+    Model,
+    More,
+    ReadyBatch,
+    Text,
+    TrustRemoteCode,
+)
 from attoscope.errors import AttoscopeError
 from attoscope.findings import SEVERITIES, Finding, rank
 
@@ -22,23 +32,11 @@ DEFAULT_OUT = Path("attoscope-report")
 
 
 def diagnose(
-    model: Annotated[str, typer.Argument(help="A model directory, a hub id or a GGUF file.")],
-    more: Annotated[
-        list[str] | None, typer.Argument(metavar="", help="More files for --text.", hidden=True)
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE…", help="Text files, one document each; folders; - for stdin."
-        ),
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A folder of images.")
-    ] = None,
-    batch: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A ready batch: .safetensors, .npz or .pt."),
-    ] = None,
+    model: Model,
+    more: More = None,
+    text: Text = None,
+    images: Images = None,
+    batch: ReadyBatch = None,
     lines: Annotated[bool, typer.Option("--lines", help="Each line is a document.")] = False,
     out: Annotated[
         Path | None,
@@ -54,10 +52,9 @@ def diagnose(
         str,
         typer.Option(metavar="N", help="Query rows sampled per sequence and layer, or all."),
     ] = "128",
-    dtype: Annotated[
-        str, typer.Option(help="auto (the checkpoint's own), float32, float16 or bfloat16.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="Where the model runs.")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
+    trust_remote_code: TrustRemoteCode = False,
     seed: Annotated[
         int, typer.Option(metavar="N", help="For samples, null and intervals.")
     ] = 0,
@@ -94,6 +91,7 @@ def diagnose(
     options: dict[str, Any] = {
         "rows": row_count(rows), "max_tokens": max_tokens, "batch_size": batch_size,
         "layers": span(layers), "seed": seed, "dtype": dtype, "device": device,
+        "trust_remote_code": trust_remote_code,
     }  # fmt: skip
     if dry_run:
         return _dry_run(model, inputs, options)

@@ -144,12 +144,16 @@ class Subject:
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), None)
 
 
-def subject_of(model: Any, *, dtype: str = "auto", device: str = "cpu") -> Subject:
+def subject_of(
+    model: Any, *, dtype: str = "auto", device: str = "cpu", trust_remote_code: bool = False
+) -> Subject:
     """A `Subject` from whatever names or is a model: a path, a hub id, a module, a `Subject`."""
     if isinstance(model, Subject):
         return model
     if isinstance(model, (str, Path)):
-        return Subject.load(model, dtype=dtype, device=device)
+        return Subject.load(
+            model, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
     if not isinstance(model, nn.Module):
         raise AttoscopeError(
             f"model: got {type(model).__name__}; expected a torch nn.Module, a directory, a hub "

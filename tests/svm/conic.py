@@ -36,11 +36,9 @@ def problem(selection: Selection, norm: str, C: float):
     dk, dq = selection.shape[2:]
     size = dk * dq
     if norm == "frobenius":
-        P, q, psd = sparse.eye(size, format="csc"), np.zeros(size), None
-        if np.isinf(C):
-            P = P * 1.0
+        P, psd = sparse.eye(size, format="csc"), None
     else:
-        P, q, psd = None, None, dk + dq
+        P, psd = None, dk + dq
     # Variables: weight, then one shortfall per inequality where there is a price.
     soft = np.isfinite(C)
     count = int((~equal).sum())

@@ -7,11 +7,14 @@ from attoscope.svm.certificate import Certificate as Certificate
 from attoscope.svm.certificate import certify as certify
 from attoscope.svm.equalities import finite_part as finite_part
 from attoscope.svm.estimator import AttentionSVM as AttentionSVM
-from attoscope.svm.feasibility import Feasibility as Feasibility
-from attoscope.svm.feasibility import cover_count as cover_count
-from attoscope.svm.feasibility import feasibility as feasibility
+from attoscope.svm.feasible import Feasibility as Feasibility
+from attoscope.svm.feasible import cover_count as cover_count
+from attoscope.svm.feasible import feasibility as feasibility
+from attoscope.svm.fingerprints import Fingerprint as Fingerprint
+from attoscope.svm.fingerprints import fingerprint as fingerprint
 from attoscope.svm.infeasible import Farkas as Farkas
 from attoscope.svm.infeasible import InfeasibleSelection as InfeasibleSelection
+from attoscope.svm.many import fit_many as fit_many
 from attoscope.svm.norms import Entrywise as Entrywise
 from attoscope.svm.norms import Norm as Norm
 from attoscope.svm.norms import Schatten as Schatten

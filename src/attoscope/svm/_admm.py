@@ -170,7 +170,7 @@ class Memory:
         self.steps = np.zeros((DEPTH, size))
         self.gram = np.zeros((DEPTH, DEPTH))
         self.order: list[int] = []
-        self.length = np.inf
+        self.length = self.last = np.inf
         self.plain, self.patience = 0, 4
 
     def add(self, point: Array, step: Array) -> None:
@@ -180,7 +180,8 @@ class Memory:
             # Not believed: plain steps for a while, a longer one each time this happens.
             self.order, self.plain = [], self.patience
             self.patience = min(2 * self.patience, 1024)
-        self.length = length
+            self.length = length
+        self.length, self.last = min(self.length, length), length
         self.plain -= 1
         free = next((k for k in range(DEPTH) if k not in self.order), None)
         slot = self.order.pop(0) if free is None else free
@@ -203,12 +204,14 @@ class Memory:
             cross = self.gram[last, last] - self.gram[last, rest]
             square = cross[:, None] + cross[None, :] - self.gram[last, last]
             square += self.gram[np.ix_(rest, rest)]
-            square[np.diag_indices(len(rest))] += 1e-10 * np.trace(square) + 1e-300
+            # Steps that do not differ say nothing: what they leave undetermined stays small.
+            ridge = 1e-10 * np.trace(square) + 1e-12 * self.gram[last, last] + 1e-300
+            square[np.diag_indices(len(rest))] += ridge
             part = np.linalg.lstsq(square, cross, rcond=1e-13)[0]
             share[rest] = part
             share[last] -= part.sum()
         used = self.order
         out = share[used] @ self.points[used] + share[used] @ self.steps[used]
         plain = self.points[last] + self.steps[last]
-        far = float(np.linalg.norm(out - plain)) / (REACH * self.length + 1e-300)
+        far = float(np.linalg.norm(out - plain)) / (REACH * self.last + 1e-300)
         return np.asarray(out if far <= 1.0 else plain + (out - plain) / far)

@@ -44,20 +44,34 @@ def newton_step(gram: Array, working: WorkingSet, residual: Array, cap: float) -
     diagonal = np.maximum(np.diagonal(gram), 1e-300)
     lower = np.where(s.equal, -np.inf, 0.0)
     upper = np.where(s.equal, np.inf, cap)
-    before: NDArray[np.bool_] | None = None
     for _ in range(ROUNDS):
         aim = lam + r / diagonal
         free = (s.equal | ((aim > 0.0) & (aim < cap))) & (s.sq > 0.0)
-        if not free.any() or (before is not None and np.array_equal(free, before)):
+        if not free.any():
             break
-        step = np.clip(lam + solved(gram, free, r), lower, upper) - lam
+        full = solved(gram, free, r)
+        step = np.clip(lam + full, lower, upper) - lam
         fixed = ~free & ~s.equal
         step[fixed] = np.clip(aim[fixed], 0.0, cap) - lam[fixed]
-        step, change = _uphill(gram, step, r)
-        if step is None:
+        short = within(lam, full, lower, upper) * full
+        change, part, gain = _uphill(gram, step, r)
+        other, part_other, gain_other = _uphill(gram, short, r)
+        if gain_other > gain:
+            change, part, gain = other, part_other, gain_other
+        if gain <= 0.0:
             break
-        lam, r, before = lam + step, r - change, free
+        done = np.array_equal(change, full)
+        lam, r = np.clip(lam + change, lower, upper), r - part
+        if done:
+            break
     return lam - s.lam
+
+
+def within(lam: Array, step: Array, lower: Array, upper: Array) -> float:
+    """The longest share of the step, up to all of it, that keeps every multiplier allowed."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        room = np.where(step > 0.0, (upper - lam) / step, (lower - lam) / step)
+    return float(np.clip(np.min(room[step != 0.0], initial=1.0), 0.0, 1.0))
 
 
 def solved(gram: Array, free: NDArray[np.bool_], r: Array) -> Array:
@@ -78,11 +92,12 @@ def solved(gram: Array, free: NDArray[np.bool_], r: Array) -> Array:
     return out
 
 
-def _uphill(gram: Array, step: Array, r: Array) -> tuple[Array | None, Array]:
-    """The step and what it does to the residuals, shortened to the best point along it."""
+def _uphill(gram: Array, step: Array, r: Array) -> tuple[Array, Array, float]:
+    """The step shortened to the best point along it, what it does to residuals, and its gain."""
     change = gram @ step
     slope, curve = float(r @ step), float(step @ change)
-    if slope <= 0.0:
-        return None, change
     share = min(1.0, slope / curve) if curve > 0.0 else 1.0
-    return share * step, share * change
+    if slope <= 0.0:
+        return step, change, 0.0
+    gain = share * slope - 0.5 * share**2 * curve
+    return (step, change, gain) if share == 1.0 else (share * step, share * change, gain)

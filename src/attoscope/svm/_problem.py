@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from attoscope.svm import _kernels as kernels
 from attoscope.svm import _scan as scans
@@ -162,17 +164,20 @@ class WorkingSet:
         return out
 
 
-def from_table(problem: Problem, table: Array) -> WorkingSet:
+def from_table(problem: Problem, table: Any) -> WorkingSet:
     """A working set that carries the multipliers of a (query, token) table, where allowed."""
+    rows = sparse.csr_array(table)
     if problem.order is not None:
-        table = table[problem.order]
-    table = np.where(problem.state & 3, table, 0.0)
-    i, t = np.nonzero(table)
-    ptr = np.zeros(len(table) + 1, np.int64)
-    np.cumsum(np.bincount(i, minlength=len(table)), out=ptr[1:])
-    start = WorkingSet.empty(len(table))
-    start.ptr, start.tok, start.lam = ptr, t.astype(np.int32), table[i, t]
-    return start
+        rows = rows[problem.order]
+    rows = sparse.csr_array(rows)
+    rows.sum_duplicates()
+    i = np.repeat(np.arange(rows.shape[0]), np.diff(rows.indptr))
+    keep = ((problem.state[i, rows.indices] & 3) != 0) & (rows.data != 0.0)
+    start = WorkingSet.empty(rows.shape[0])
+    np.cumsum(np.bincount(i[keep], minlength=rows.shape[0]), out=start.ptr[1:])
+    start.tok, start.lam = rows.indices[keep].astype(np.int32), rows.data[keep].copy()
+    # The rest of what the solver needs is read off the data.
+    return start.rebuilt(problem, local=True)
 
 
 def _local(
@@ -189,7 +194,9 @@ def _local(
 
 
 def _kinds(selection: Selection) -> NDArray[np.int8]:
-    kinds = np.where(selection.selected, scans.EQUAL, scans.COMPETES).astype(np.int8)
+    kinds = selection.selected.astype(np.int8)
+    # 0 competes and 1 is chosen: COMPETES = 1 and EQUAL = 2 are one more.
+    kinds += scans.COMPETES
     if selection.allowed is not None:
         kinds[~selection.allowed] = scans.NONE
     kinds[np.arange(len(kinds)), selection.reference] = scans.NONE

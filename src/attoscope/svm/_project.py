@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attoscope.svm import _dense as dense
 from attoscope.svm import _kernels as kernels
@@ -26,7 +25,7 @@ BLOCK = 32
 # Below this many constraints all of them are visited from the start.
 ALL = 50_000
 MOST = 64
-SWEEPS, JUMP = 3, 12
+SWEEPS, JUMP, LONGEST = 3, 12, 48
 
 
 @dataclass
@@ -64,6 +63,7 @@ class Projector:
         self.weight = np.zeros(problem.shape)
         self.push = np.inf
         self.sought, self.looks = np.inf, 0
+        self._reach, self._face = JUMP, 0
         self.stats: Array = np.zeros(6)
         self._few = int(np.count_nonzero(problem.state)) <= ALL
 
@@ -73,7 +73,8 @@ class Projector:
             self.anchor = anchor
         self.weight = self.anchor.copy()
         if len(self.set.tok):
-            np.clip(self.set.lam, 0.0, self.cap, out=self.set.lam, where=~self._equal())
+            bounded = ~self.set.equal
+            self.set.lam[bounded] = np.clip(self.set.lam[bounded], 0.0, self.cap)
             self.weight += self.set.weight(self.problem, self.set.lam)
             return
         # The direction that favours every chosen key says which constraints come first.
@@ -84,14 +85,22 @@ class Projector:
         """How many keys may join per query: about as many as already count, and a few more."""
         return 4 + int(1.5 * np.count_nonzero(self.set.lam) / len(self.problem.queries))
 
+    def reach(self) -> int:
+        """Conjugate-gradient iterations worth taking: more once the face has settled."""
+        count = int(np.count_nonzero(self.set.lam))
+        settled = abs(count - self._face) <= 0.003 * count
+        self._face = count
+        self._reach = min(2 * self._reach, LONGEST) if settled else JUMP
+        return self._reach
+
+    def turns_per_look(self) -> int:
+        """How often to go over the working set before all constraints are read again."""
+        every, few = self.problem.state.size, max(1, len(self.set.tok))
+        return int(np.clip(every / (40 * few), 1, 4))
+
     def scale(self) -> float:
         """The size of right-hand sides: what a violation is compared with."""
         return float(np.abs(self.set.rhs).max(initial=0.0)) or 1.0
-
-    def _equal(self) -> NDArray[np.bool_]:
-        if len(self.set.equal) != len(self.set.lam):
-            self.set = self.set.rebuilt(self.problem, local=True)
-        return np.asarray(self.set.equal)
 
     def scan(
         self, threshold: float, most: int, at: Array | None = None, keep: bool = False
@@ -147,7 +156,7 @@ class Projector:
         before = self.dual_value(s.lam, self.weight)
         lower = np.where(s.equal, -np.inf, 0.0)
         upper = np.where(s.equal, np.inf, self.cap)
-        for share in (1.0, 0.3, 0.05):
+        for share in (1.0, 0.3, dense.within(s.lam, step, lower, upper)):
             lam = np.clip(s.lam + share * step, lower, upper)
             weight = self.weight + s.weight(self.problem, lam - s.lam)
             if self.dual_value(lam, weight) >= before:
@@ -200,10 +209,14 @@ def solve(
         if value <= tol or clock.spent():
             return value
         # Constraints that a few more passes could make active: some times the present violation.
-        near = min(0.3, 3.0 * max(-slack, 0.0) / scale + 0.01)
-        if turn >= 2:
-            clock.done += projector.jump(min(JUMP, clock.left), 0.05)
-        rounds = min(SWEEPS, clock.left)
-        projector.sweep(rounds)
-        clock.done += rounds
-        turn += 1
+        violation = float(max(-slack, 0.0))
+        near = min(0.3, 3.0 * violation / scale + 0.01)
+        for _ in range(projector.turns_per_look()):
+            if turn >= 2:
+                clock.done += projector.jump(min(projector.reach(), clock.left), 0.05)
+            rounds = min(SWEEPS, clock.left)
+            projector.sweep(rounds)
+            clock.done += rounds
+            turn += 1
+            if projector.push < 0.3 * violation or clock.spent():
+                break

@@ -119,3 +119,18 @@ def gather(state, rhs, old_ptr, old_tok, old_lam, ptr, tok, lam, h, equal):
                 o += 1
             lam[p] = old_lam[o] if o < old_ptr[i + 1] and old_tok[o] == t else 0.0
             p += 1
+
+
+@kernel
+@no_type_check
+def find_equal(keys, seq, ref, equal):
+    """Marks the keys that equal the reference of each query, itself included."""
+    for i in range(ref.shape[0]):
+        own = keys[seq[i]]
+        for t in range(own.shape[0]):
+            same = True
+            for k in range(own.shape[1]):
+                if own[t, k] != own[ref[i], k]:
+                    same = False
+                    break
+            equal[i, t] = same

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
 from attoscope.svm import _scan as scans
@@ -103,6 +102,12 @@ def feasible_weight(weight: Array, stats: Array, first: Frobenius) -> Array | No
 def seek_contradiction(problem: Problem, projector: Projector) -> None:
     """Raises `Contradiction` where the multipliers are a proof, or can be completed to one."""
     s = projector.set
+    i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
+    hopeless = (s.sq * problem.zz[i] == 0.0) & (s.rhs > 0.0) & ~s.equal
+    if hopeless.any():
+        # A key equal to the chosen one (or a query of zero) cannot be told apart at all.
+        s.lam = hopeless / float(s.rhs @ hopeless)
+        raise Contradiction
     ratio = vanishing(problem, projector, s.lam)
     if ratio > SUSPECT or ratio > 0.5 * projector.sought:
         return
@@ -189,9 +194,6 @@ def solve_selection(
 
     Raises `InfeasibleSelection` where a contradiction is proved.
     """
-    pairs = selection.duplicates() if np.isinf(C) else np.zeros((0, 2), np.int64)
-    if len(pairs):
-        _duplicated(selection, pairs)
     problem = Problem.of(selection, reduce=norm.rotates)
     first = Frobenius(problem, C if norm == FROBENIUS else np.inf, start)
     if needs_interior(problem, C):
@@ -274,15 +276,3 @@ def interior_point(problem: Problem, clock: Clock) -> tuple[Array, float] | None
         if slack > 0.0:
             return projector.weight, slack
     return None
-
-
-def _duplicated(selection: Selection, pairs: NDArray[np.int64]) -> None:
-    """A key equal to the chosen one contradicts at once, if it has to lose by more than 0."""
-    from attoscope.svm.certificate import right_sides
-
-    h = right_sides(selection, pairs[:, 0], pairs[:, 1])
-    worst = int(h.argmax())
-    if h[worst] > 0.0:
-        i, t = pairs[worst]
-        dual = sparse.coo_array(([1.0 / h[worst]], ([i], [t])), shape=selection.selected.shape)
-        raise InfeasibleSelection(Farkas(selection, dual))

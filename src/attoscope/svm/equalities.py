@@ -16,7 +16,7 @@ DENSE = 4_000_000
 def nearest_equal(
     selection: Selection, weight: Float[np.ndarray, "key_width width"]
 ) -> Float[np.ndarray, "key_width width"]:
-    """The nearest weight (Frobenius) that scores each query's chosen keys equally, bias included."""
+    """The nearest weight (Frobenius) that scores each query's chosen keys equally, with bias."""
     i, t = _pairs(selection)
     if not len(i):
         return weight
@@ -26,7 +26,7 @@ def nearest_equal(
         goal = selection.bias[i, t] - selection.bias[i, selection.reference[i]]
     z = selection.queries[i]
     miss = goal - np.einsum("pk,kd,pd->p", apart, weight, z, optimize=True)
-    return weight + least_norm(apart, z, miss)
+    return np.asarray(weight + least_norm(apart, z, miss))
 
 
 def least_norm(

@@ -71,6 +71,10 @@ class InfeasibleSelection(AttoscopeError):
             "drop duplicates with selection.without(selection.duplicates()), or give a finite C"
         )
 
+    def __reduce__(self) -> tuple[type[InfeasibleSelection], tuple[Farkas]]:
+        # Exceptions are pickled by their message; worker processes hand over the proof.
+        return type(self), (self.certificate,)
+
     def verify(self) -> bool:
         """Whether the Farkas certificate holds; independent of the solver."""
         return self.certificate.verify()

@@ -60,7 +60,8 @@ class Schatten:
     def value(self, weight: Array) -> float:
         if self.p == 2:
             return float(np.linalg.norm(weight))
-        return vector_norm(np.linalg.svd(weight, compute_uv=False), self.p)
+        values = np.asarray(np.linalg.svd(weight, compute_uv=False), np.float64)
+        return vector_norm(values, self.p)
 
     def prox(self, weight: Array, step: float | int) -> Array:
         # Eigenvectors of the smaller Gram matrix cost half of a singular value decomposition;
@@ -140,7 +141,7 @@ def vector_prox(values: Array, p: float | int, step: float | int) -> Array:
     if p == 1:
         return np.maximum(values - step, 0.0)
     if p == 2:
-        size = np.linalg.norm(values)
+        size = float(np.linalg.norm(values))
         return values * max(0.0, 1.0 - step / size) if size > 0.0 else values
     return np.maximum(values - step * onto_ball(values / step, _conjugate(p)), 0.0)
 
@@ -172,7 +173,7 @@ def _onto_power_ball(values: Array, q: float) -> Array:
     low, high = -60.0, 60.0
     while excess(high) > 0.0:
         high *= 2
-    root = brentq(excess, low, high, xtol=1e-13, rtol=8.9e-16, maxiter=300)
+    root: float = brentq(excess, low, high, xtol=1e-13, rtol=8.9e-16, maxiter=300)
     y = point(root)
     return np.asarray(y / max(1.0, vector_norm(y, q)))
 
@@ -187,7 +188,7 @@ def _power_root(values: Array, c: float, e: float) -> Array:
             y = np.maximum(y - step, 0.0)
             if np.abs(step).max(initial=0.0) <= 1e-16 * values.max(initial=0.0):
                 break
-        return y
+        return np.asarray(y)
     # With w = y^e the equation is w^(1/e) + c w = value, of the first kind again.
     w = _power_root(values / c, 1.0 / c, 1.0 / e)
     return np.asarray(w ** (1.0 / e))

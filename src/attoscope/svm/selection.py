@@ -162,15 +162,15 @@ class Selection:
         own = np.take_along_axis(scores, self.reference[:, None], 1)
         return np.asarray(own - scores)
 
-    def score_blocks(self, weight: Array) -> Iterator[tuple[slice | NDArray[Any], Array]]:
+    def score_blocks(self, weight: Array) -> Iterator[tuple[Any, Array]]:
         """Scores without bias, in blocks of queries: (which rows, scores of these rows)."""
         image = self.queries @ weight.T
         n, tokens = self.selected.shape
         step = max(1, BLOCK // tokens)
         if len(self.keys) == n and np.array_equal(self.sequence, np.arange(n)):
             for lo in range(0, n, step):
-                rows = slice(lo, lo + step)
-                yield rows, np.matmul(self.keys[rows], image[rows, :, None])[..., 0]
+                part = slice(lo, lo + step)
+                yield part, np.matmul(self.keys[part], image[part, :, None])[..., 0]
             return
         order = np.argsort(self.sequence, kind="stable")
         starts = np.searchsorted(self.sequence[order], np.arange(len(self.keys) + 1))
@@ -180,15 +180,15 @@ class Selection:
                 yield rows, image[rows] @ self.keys[s].T
 
     def duplicates(self) -> Int[np.ndarray, "pair 2"]:
-        """(query, token) of unchosen keys that equal the chosen one: no weight separates them."""
-        found = []
-        for i in range(len(self.queries)):
-            keys = self.keys[self.sequence[i]]
-            same = (keys == keys[self.reference[i]]).all(1) & ~self.selected[i]
-            if self.allowed is not None:
-                same &= self.allowed[i]
-            found.extend((i, int(t)) for t in np.flatnonzero(same))
-        return np.array(found, dtype=np.int64).reshape(-1, 2)
+        """(query, token) of unchosen keys equal to the chosen one: nothing separates them."""
+        from attoscope.svm._scan import find_equal
+
+        same = np.empty(self.selected.shape, np.bool_)
+        find_equal(self.keys, self.sequence, self.reference, same)
+        same &= ~self.selected
+        if self.allowed is not None:
+            same &= self.allowed
+        return np.argwhere(same)
 
     def without(self, pairs: Int[np.ndarray, "pair 2"]) -> Selection:
         """The same problem with these (query, token) pairs no longer competing."""

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 RELAX = 1.6
 LOOK = 5
 PRUNE = 5
-SWEEPS, JUMP = 2, 8
+SWEEPS, JUMP = 1, 8
 DEPTH = 8
 GROWTH = 2.0
 REACH = 5.0
-LAG = 1.0
+LAG, STRICT = 10.0, 0.2
+SPAN = 1e3
 
 
 class Alternating:
@@ -68,7 +69,7 @@ class Alternating:
             p.begin()
             p.sweep(5, inner=3)
         size = self.norm.dual.value(p.weight)
-        self.rho = 1.0 / size if size > 0.0 else 1.0
+        self.rho = self.first_rho = 1.0 / size if size > 0.0 else 1.0
         self.v = p.weight.copy()
         self.y = self.v + p.weight
         self.size, self.apart, self.moved = float(np.linalg.norm(self.v)), np.inf, 0.0
@@ -88,7 +89,7 @@ class Alternating:
         p.weight += anchor - p.anchor
         p.anchor = anchor
         p.sweep(SWEEPS)
-        lag = LAG if self.memory.patience <= 16 else 0.2 * LAG
+        lag = LAG if self.memory.patience <= 16 else STRICT
         for _ in range(3):
             if p.push * self.size <= lag * p.scale() * self.apart:
                 break
@@ -107,10 +108,12 @@ class Alternating:
         scale = p.scale()
         self.looks += 1
         prune = self.looks % PRUNE == 1
-        stats = p.scan((0.1 if prune else 0.02) * scale, p.room(), at=self.v, keep=not prune)
-        self.consider(self.v, stats)
         if prune or self.upper == np.inf:
-            self.consider(p.weight, p.scan(0.0, 1, keep=True))
+            self.consider(p.weight, p.look(0.0, 1, keep=True))
+            p.renew()
+        stats = p.look((0.1 if prune else 0.02) * scale, p.room(), at=self.v, keep=not prune)
+        self.consider(self.v, stats)
+        p.renew()
         p.refresh()
         image = p.weight - p.anchor
         size = self.norm.dual.value(image)
@@ -146,6 +149,9 @@ class Alternating:
         if 0.2 < ratio < 5.0:
             return
         factor = float(np.clip(np.sqrt(ratio), 0.4, 2.5))
+        if not 1.0 / SPAN <= self.rho * factor / self.first_rho <= SPAN:
+            # A penalty far from where it began multiplies rounding into the multipliers.
+            return
         p = self.projector
         self.rho *= factor
         u = (self.y - self.v) / factor

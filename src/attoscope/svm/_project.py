@@ -25,7 +25,7 @@ BLOCK = 32
 # Below this many constraints all of them are visited from the start.
 ALL = 50_000
 MOST = 64
-SWEEPS, JUMP, LONGEST = 3, 12, 48
+FIRST, SWEEPS, JUMP, LONGEST, INNER = 2, 3, 12, 48, 8
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Projector:
         self.anchor = np.zeros(problem.shape)
         self.weight = np.zeros(problem.shape)
         self.push = np.inf
-        self.sought, self.looks = np.inf, 0
+        self.sought, self.looks, self._stale = np.inf, 0, False
         self._reach, self._face = JUMP, 0
         self.stats: Array = np.zeros(6)
         self._few = int(np.count_nonzero(problem.state)) <= ALL
@@ -79,7 +79,8 @@ class Projector:
             return
         # The direction that favours every chosen key says which constraints come first.
         hint = self.weight if self._few else _hebb(self.problem)
-        self.scan(np.inf, np.iinfo(np.int64).max if self._few else 8, at=hint)
+        self.look(np.inf, np.iinfo(np.int64).max if self._few else 8, at=hint)
+        self.renew(local=not self._few)
 
     def room(self) -> int:
         """How many keys may join per query: about as many as already count, and a few more."""
@@ -102,27 +103,31 @@ class Projector:
         """The size of right-hand sides: what a violation is compared with."""
         return float(np.abs(self.set.rhs).max(initial=0.0)) or 1.0
 
-    def scan(
+    def look(
         self, threshold: float, most: int, at: Array | None = None, keep: bool = False
     ) -> Array:
-        """Read all constraints, and let the close ones join the working set.
+        """Read all constraints and mark the close ones, which `renew` lets join.
 
         With `keep` the others stay, and the set is left alone where nothing is to join.
         """
         self.looks += 1
         weight = self.weight if at is None else at
         self.stats = self.problem.scan(weight, threshold, most, keep)
-        if not keep or self.stats[scans.FRESH] > 0.0:
-            local = bool(np.isfinite(threshold)) or not self._few
-            self.set = self.set.rebuilt(self.problem, local)
+        self._stale = not keep or bool(self.stats[scans.FRESH] > 0.0)
         return self.stats
 
-    def sweep(self, rounds: int, inner: int = 8) -> None:
+    def renew(self, local: bool = True) -> None:
+        """The working set as marked; `local` keeps the inner products of single queries."""
+        if self._stale:
+            self.set = self.set.rebuilt(self.problem, local)
+            self._stale = False
+
+    def sweep(self, rounds: int, inner: int | None = None) -> None:
         """Coordinate descent over the working set; `push` says what is left to move."""
         p, s = self.problem, self.set
         self.push = kernels.sweep(
             p.keys, p.seq, p.ref, p.queries, p.zz, self.weight, s.ptr, s.tok, s.lam, s.rhs, s.sq,
-            s.equal, self.cap, s.gptr, s.gram, BLOCK, rounds, inner,
+            s.equal, self.cap, s.gptr, s.gram, BLOCK, rounds, inner or INNER,
         )  # fmt: skip
 
     def dual_value(self, lam: Array, weight: Array) -> float:
@@ -204,15 +209,16 @@ def solve(
     clock.done += 2
     near, turn = 0.3, 0
     while True:
-        slack = projector.scan(near * scale, projector.room())[0]
+        slack = projector.look(near * scale, projector.room())[0]
         value = gap()
         if value <= tol or clock.spent():
             return value
+        projector.renew()
         # Constraints that a few more passes could make active: some times the present violation.
         violation = float(max(-slack, 0.0))
         near = min(0.3, 3.0 * violation / scale + 0.01)
         for _ in range(projector.turns_per_look()):
-            if turn >= 2:
+            if turn >= FIRST:
                 clock.done += projector.jump(min(projector.reach(), clock.left), 0.05)
             rounds = min(SWEEPS, clock.left)
             projector.sweep(rounds)

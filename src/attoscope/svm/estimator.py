@@ -135,15 +135,24 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
         self.margin_ = certificate.margin
         self.n_iter_ = solution.n_iter
         self.n_features_in_ = selection.shape[2]
-        self.support_ = support(
-            selection, solution.weight, max(1e-6, 3.0 * min(self.gap_, 0.1))
-        )
-        self.rank_ = numerical_rank(solution.weight, self.gap_)
         self.status_ = OPTIMAL
         if not self.gap_ <= self.tol:
             what = "max_iter" if clock.done >= self.max_iter else "time_limit"
             self.status_ = LIMIT.format(what=what, gap=self.gap_)
             warnings.warn(self.status_, ConvergenceWarning, stacklevel=3)
+
+    @property
+    def support_(self) -> Int[np.ndarray, "pair 2"]:
+        """(query, token) pairs whose margin is tight, as far as the gap lets one say."""
+        check_is_fitted(self)
+        tolerance = max(1e-6, 3.0 * min(self.gap_, 0.1))
+        return support(self.selection_, self.weight_, tolerance)
+
+    @property
+    def rank_(self) -> int:
+        """Singular values of `weight_` that the certified gap does not leave in doubt."""
+        check_is_fitted(self)
+        return numerical_rank(self.weight_, self.gap_)
 
     def decision_function(
         self, keys: Any, queries: Any, sequence: Any = None

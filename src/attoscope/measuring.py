@@ -116,7 +116,11 @@ def take(batch: Batch, rows: list[int]) -> Batch:
         return value[:, :longest] if value.dim() > 1 and value.shape[1] == length else value
 
     inputs = batch.inputs
-    inputs = {k: part(v) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs
+    if isinstance(inputs, dict):
+        inputs = {k: part(v) for k, v in inputs.items()}
+    elif isinstance(inputs, Tensor):
+        axis = 0 if inputs.shape[0] == size else 1
+        inputs = inputs.index_select(axis, index.to(inputs.device))
     return replace(
         batch,
         inputs=inputs,

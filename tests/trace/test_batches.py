@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attoscope.errors import AttoscopeError
-from attoscope.trace import Counts, Subject, batches, shuffled
+from attoscope.trace import Batch, Counts, Subject, batches, shuffled
 from tests.models import make
 
 
@@ -80,6 +80,9 @@ def test_empty_documents_are_left_out_and_counted(encoder: Subject) -> None:
           "attention_mask": torch.tensor([[1, 1, 0], [0, 0, 0]])},
          "1 of 2 sequences are padding only"),
         (np.zeros((2, 2, 2, 2, 2), np.int64), "got an array of torch.int64 with shape"),
+        (torch.zeros(3, 0, 8), "in which there is nothing"),
+        ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, "with something in it"),
+        ({"input_ids": [[1, 2], [1]]}, "input_ids cannot be made a tensor"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_fed(encoder: Subject, data: object, message: str) -> None:
@@ -96,6 +99,10 @@ def test_text_without_a_tokenizer_says_what_to_do() -> None:
 def test_max_tokens_must_be_positive(encoder: Subject) -> None:
     with pytest.raises(AttoscopeError, match="max_tokens: got 0"):
         list(batches(encoder, "text", max_tokens=0))
+    with pytest.raises(AttoscopeError, match="got 2, but the tokenizer adds 2 special tokens"):
+        list(batches(encoder, "text", max_tokens=2))
+    (batch,) = batches(encoder, "some text", max_tokens=3)
+    assert batch.inputs["input_ids"].shape == (1, 3)
 
 
 def test_left_padding_is_moved_with_everything_that_is_per_token() -> None:
@@ -201,5 +208,44 @@ def test_patches_are_shuffled_whole() -> None:
 
 
 def test_what_has_no_tokens_is_not_shuffled() -> None:
-    subject, batch = make("attention")
-    assert shuffled(subject, batch, seed=0) is None
+    subject, _ = make("attention")
+    assert shuffled(subject, Batch((torch.randn(2, 5, 32),), (0, 1)), seed=0) is None
+
+
+def test_vectors_are_shuffled_along_time() -> None:
+    for name in ("attention", "attention_time_first"):
+        subject, batch = make(name)
+        mixed = shuffled(subject, batch, seed=0)
+        assert mixed is not None
+        axis = 0 if name.endswith("first") else 1
+        before, after = (x.inputs.sort(axis).values for x in (batch, mixed))
+        assert torch.equal(before, after) and not torch.equal(batch.inputs, mixed.inputs)
+
+
+def test_a_tokenizers_own_output_is_a_mapping(encoder: Subject) -> None:
+    made = encoder.tokenizer(["A long text about something.", "Short."], padding=True,
+                             return_tensors="pt")  # fmt: skip
+    (batch,) = batches(encoder, made)
+    assert batch.documents == (0, 1) and batch.inputs["input_ids"].shape[0] == 2
+
+
+def test_an_unknown_word_is_no_special_token(encoder: Subject) -> None:
+    (batch,) = batches(encoder, "hello \U0001f600 world")
+    ids = batch.inputs["input_ids"][0].tolist()
+    assert batch.special is not None and encoder.tokenizer.unk_token_id in ids
+    assert batch.special[0].tolist() == [True, False, False, False, True]
+
+
+def test_lists_of_token_ids(encoder: Subject) -> None:
+    counts = Counts()
+    (batch,) = batches(encoder, [[101, 2000, 102], [101, 102, 5, 6, 7]], max_tokens=4,
+                       counts=counts)  # fmt: skip
+    assert batch.valid is not None and batch.valid.sum(1).tolist() == [3, 4]
+    assert (counts.truncated, counts.dropped_tokens) == (1, 1)
+
+
+def test_vectors_of_different_lengths() -> None:
+    subject, _ = make("attention")
+    made = list(batches(subject, (torch.randn(n, 32).numpy() for n in (4, 7))))
+    assert [b.inputs.shape for b in made] == [(1, 4, 32), (1, 7, 32)]
+    assert [b.documents for b in made] == [(0,), (1,)]

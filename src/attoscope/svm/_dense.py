@@ -14,15 +14,15 @@ from attoscope.svm._problem import Problem, WorkingSet
 from attoscope.svm.selection import Array
 
 ROUNDS = 12
-LARGEST = 2500
+TINY, LARGEST = 400, 2500
 RIDGE = 1e-12
 
 
 def pays(problem: Problem, working: WorkingSet, iterations: int) -> bool:
     """Whether this costs less than so many conjugate-gradient iterations."""
     m = len(working.tok)
-    if m > LARGEST:
-        return False
+    if m <= TINY or m > LARGEST:
+        return m <= TINY
     rows, columns = problem.shape
     dense = 2.0 * m * m * (rows + columns) + 3.0 * m**3 / 3.0
     return dense < iterations * 4.0 * len(problem.queries) * rows * columns * 3.0

@@ -214,8 +214,8 @@ def _right_sides(selection: Selection) -> Array:
 
 
 def _reduced(rows: Array) -> tuple[Array, Array | None]:
-    """Rows in an orthonormal basis of their span, where there are fewer rows than columns."""
-    if len(rows) >= rows.shape[1]:
+    """Rows in an orthonormal basis of their span, where there are far fewer rows than columns."""
+    if len(rows) > 0.7 * rows.shape[1]:
         return rows, None
     basis, _ = np.linalg.qr(rows.T)
     return rows @ basis, basis
@@ -223,7 +223,7 @@ def _reduced(rows: Array) -> tuple[Array, Array | None]:
 
 def _reduced_keys(keys: Array) -> tuple[Array, Array | None]:
     sequences, tokens, width = keys.shape
-    if sequences * (tokens - 1) >= width:
+    if sequences * (tokens - 1) > 0.7 * width:
         return keys, None
     # Only differences within a sequence matter.
     apart = keys - keys[:, :1]

@@ -218,7 +218,7 @@ def solve(
         violation = float(max(-slack, 0.0))
         near = min(0.3, 3.0 * violation / scale + 0.01)
         for _ in range(projector.turns_per_look()):
-            if turn >= FIRST:
+            if turn >= FIRST or len(projector.set.tok) <= dense.TINY:
                 clock.done += projector.jump(min(projector.reach(), clock.left), 0.05)
             rounds = min(SWEEPS, clock.left)
             projector.sweep(rounds)

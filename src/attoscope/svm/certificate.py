@@ -21,6 +21,8 @@ from attoscope.svm.selection import Array, Selection
 
 # A margin missed by less than this, relative to the right-hand sides, is held.
 ROUNDING = 1e-11
+# So many numbers are multiplied out at once; more go through a sparse product.
+FEW = 2**20
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,11 @@ def dual_total(selection: Selection, dual: Any) -> float:
 def dual_image(selection: Selection, dual: Any) -> Array:
     """sum lam_it (key_chosen - key_t) query_i^T, (key width, query width)."""
     sequences, tokens, width = selection.keys.shape
+    if dual.nnz * width <= FEW:
+        seq = selection.sequence[dual.row]
+        own = selection.keys[seq, selection.reference[dual.row]]
+        apart = (own - selection.keys[seq, dual.col]) * dual.data[:, None]
+        return np.asarray(apart.T @ selection.queries[dual.row])
     n = len(selection.queries)
     offset = selection.sequence * tokens
     flat = selection.keys.reshape(-1, width)

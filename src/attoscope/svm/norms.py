@@ -62,7 +62,9 @@ class Schatten:
             return float(np.linalg.norm(weight))
         if self.p == np.inf:
             # The largest eigenvalue of the Gram matrix is as accurate, and half the work.
-            gram = weight.T @ weight if weight.shape[0] >= weight.shape[1] else weight @ weight.T
+            gram = (
+                weight.T @ weight if weight.shape[0] >= weight.shape[1] else weight @ weight.T
+            )
             return float(np.sqrt(max(0.0, np.linalg.eigvalsh(gram)[-1])))
         values = np.asarray(np.linalg.svd(weight, compute_uv=False), np.float64)
         return vector_norm(values, self.p)

@@ -1,7 +1,7 @@
 """The trace: load a model, run it, and watch what passes each layer's attention and residual."""
 
-from attoscope.trace.batches import Counts as Counts
 from attoscope.trace.batches import batches as batches
+from attoscope.trace.counts import Counts as Counts
 from attoscope.trace.layout import Layout as Layout
 from attoscope.trace.layout import Stack as Stack
 from attoscope.trace.memory import PeakBytes as PeakBytes

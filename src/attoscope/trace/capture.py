@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attoscope.errors import AttoscopeError
+from attoscope.trace.einsum import output_of, scores_of
 from attoscope.trace.rows import attention_rows
 from attoscope.trace.types import AttentionCall
 
@@ -48,6 +49,7 @@ _PRODUCTS = {
     torch.baddbmm, torch.Tensor.baddbmm,
 }  # fmt: skip
 _BIASED = {torch.baddbmm, torch.Tensor.baddbmm}
+_EINSUM = {torch.einsum, torch.functional.einsum}
 
 
 class Capture(TorchFunctionMode):
@@ -61,6 +63,8 @@ class Capture(TorchFunctionMode):
         self.on_call = on_call
         self.batch = batch
         self.softmaxes = 0
+        self.where: Callable[[], str] = lambda: ""
+        self.unfinished: list[str] = []
         self._asleep = False
         self._registry: _RegistryCall | None = None
         self._products: deque[tuple[torch.Size, Tensor, Tensor]] = deque(maxlen=6)
@@ -89,6 +93,8 @@ class Capture(TorchFunctionMode):
             self._on_softmax(args, kwargs, result)
         elif func in _PRODUCTS:
             self._on_product(func, args, kwargs, result)
+        elif func in _EINSUM:
+            self._on_einsum(args, result)
         elif self._projecting is not None:
             if func is F.linear:
                 weight = args[1] if len(args) > 1 else kwargs.get("weight")
@@ -172,13 +178,28 @@ class Capture(TorchFunctionMode):
         left, right = operands[:2]
         if self._projecting is not None and right.dim() == 2:
             self._on_projection(left, right, False)
-        pending = self._pending
-        if pending is not None and pending.probabilities is not None:
-            if _same_rows(left.shape, pending.probabilities.shape) and right.dim() >= 3:
-                self._confirm(pending, right, result)
-                return
-        if left.dim() >= 3 and right.dim() >= 3:
+        if left.dim() < 3 or right.dim() < 3:
+            return
+        if not self._weighs(left, right, result):
             self._products.append((result.shape, left, right))
+
+    def _on_einsum(self, args: tuple[Any, ...], result: Tensor) -> None:
+        weighing = output_of(args, result)
+        if weighing is not None and self._weighs(*weighing):
+            return
+        scoring = scores_of(args)
+        if scoring is not None:
+            self._products.append((result.shape, *scoring))
+
+    def _weighs(self, weights: Tensor, value: Tensor, result: Tensor) -> bool:
+        """Whether a product takes in the last softmax: then it was attention."""
+        pending = self._pending
+        if pending is None or pending.probabilities is None:
+            return False
+        if not _same_rows(weights.shape, pending.probabilities.shape):
+            return False
+        self._confirm(pending, value, result)
+        return True
 
     def _on_softmax(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
@@ -199,11 +220,19 @@ class Capture(TorchFunctionMode):
         else:
             if scores.dim() == 3:  # a router or a language head, not attention
                 return
+        self._leave_pending()
         self._pending = AttentionCall(
             query, key, None, 1.0, "softmax",
             probabilities=_with_heads(result.detach(), self.batch),
             raw_scores=_with_heads(scores.detach(), self.batch),
+            module=self.where(),
         )  # fmt: skip
+
+    def _leave_pending(self) -> None:
+        """A softmax over scores whose weights were not seen to weigh anything."""
+        if self._pending is not None and self._pending.query is not None:
+            self.unfinished.append(self._pending.module)
+        self._pending = None
 
     def _confirm(self, call: AttentionCall, value: Tensor, result: Tensor) -> None:
         self._pending = None
@@ -237,18 +266,25 @@ class Capture(TorchFunctionMode):
 
     def _deliver(self, call: AttentionCall, inner: _RegistryCall | None) -> None:
         if not _reproduces(call):
-            if inner is not None and inner.explicit is not None:
-                inner.explicit.module = call.module
-                call = inner.explicit
-            else:
-                raise AttoscopeError(
-                    f"attention call in {call.module or 'a module'}: its output cannot be "
-                    "reproduced from its queries, keys, values and mask, so its kernel has a term "
-                    "that attoscope does not know; load the model with "
-                    "attn_implementation='eager', where the softmax itself can be watched"
-                )
+            if inner is None or inner.explicit is None:
+                raise AttoscopeError(self._unknown_term(call))
+            inner.explicit.module = call.module
+            call = inner.explicit
         self._projecting = call
         self.on_call(call)
+
+    def _unknown_term(self, call: AttentionCall) -> str:
+        advice = (
+            "load the model with attn_implementation='eager', where the softmax can be watched"
+            if call.route == "registry"
+            else "something changes the weights between the softmax and the values, as in talking "
+            "heads or a mask put on late; such attention cannot be read"
+        )
+        return (
+            f"attention call in {self.where() or call.module or 'the model'}: its output cannot be "
+            "reproduced from its queries, keys, values and mask, so it has a term that attoscope "
+            f"does not know; {advice}"
+        )
 
 
 class _RegistryCall:
@@ -265,6 +301,7 @@ def capturing(on_call: OnCall, batch: int) -> Iterator[Capture]:
     capture = Capture(on_call, batch)
     with _watched_registry(capture), capture:
         yield capture
+        capture._leave_pending()
 
 
 @contextmanager

@@ -15,13 +15,25 @@ from attoscope.trace.types import AttentionCall
 
 @dataclass(slots=True)
 class Frame:
-    """One running module: its dotted name, what entered it, and the calls made inside."""
+    """One running module: its dotted name, what entered it, and the calls made inside.
+
+    `two_streams` says that two sequences of the same width entered it, as in cross attention.
+    """
 
     name: str
     module: nn.Module
     stream_in: Tensor | None
+    two_streams: bool = False
     stream_out: Tensor | None = None
     calls: list[AttentionCall] = field(default_factory=list)
+
+
+class VisitorError(Exception):
+    """Carries a visitor's own error through the model, which is not to blame for it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def stream(values: Any) -> Tensor | None:
@@ -50,9 +62,10 @@ def framed(
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         entering = stream(args)
-        frame = Frame(
-            names[id(module)], module, stream(kwargs) if entering is None else entering
-        )
+        entering = stream(kwargs) if entering is None else entering
+        two = _two_streams(entering, (*args, *kwargs.values()))
+        # Models that swap their own modules while running have some without a name.
+        frame = Frame(names.get(id(module), ""), module, entering, two)
         frames.append(frame)
         on_enter(frame)
 
@@ -94,6 +107,18 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         finally:
             for module, flag in training.items():
                 module.training = flag
+
+
+def _two_streams(first: Tensor | None, values: tuple[Any, ...]) -> bool:
+    return first is not None and any(
+        isinstance(value, Tensor)
+        and value is not first
+        and value.is_floating_point()
+        and value.dim() == first.dim() == 3
+        and value.shape[-1] == first.shape[-1]
+        and value.data_ptr() != first.data_ptr()
+        for value in values
+    )
 
 
 def _is_mapping(output: Any) -> bool:

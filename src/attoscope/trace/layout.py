@@ -8,6 +8,7 @@ list of modules of one class; else the outermost in any numbered list; else the 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,13 @@ from torch import nn
 from attoscope.errors import AttoscopeError
 from attoscope.trace.capture import Capture, capturing
 from attoscope.trace.frames import Frame, framed
+from attoscope.trace.merge import are_heads
 from attoscope.trace.rows import allowed_rows
 from attoscope.trace.types import AttentionCall
 
 LOOKED_FOR = (
     "the attention registry of transformers, F.scaled_dot_product_attention (also inside "
-    "nn.MultiheadAttention), and a softmax between two batched products"
+    "nn.MultiheadAttention), and a softmax between two batched products or einsums"
 )
 
 
@@ -31,7 +33,8 @@ class Stack:
     """One stack of layers: its name, the module list it lives in (`path`), and its shape.
 
     `layers` are the numbers of the layers that attend and `calls` their calls, in order;
-    `final` names the norm after the last layer; `routes` counts how the calls were caught.
+    `final` names the norm after the last layer; `routes` counts how the calls were caught;
+    `length` is how many tokens it had in the survey; `split` says that each head is a call.
     """
 
     name: str
@@ -44,6 +47,12 @@ class Stack:
     causal: bool
     final: str | None
     routes: tuple[tuple[str, int], ...]
+    length: int
+    split: bool
+
+    def names(self, layer: int) -> tuple[str, ...]:
+        """Names of a layer's calls, in the order in which they are made."""
+        return tuple(call for at, call in self.calls if at == layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class _Seen:
 
     path: tuple[Frame, ...]
     queries: int
-    keys: int
+    crossing: bool
     heads: int
     key_heads: int
     causal: bool
@@ -93,10 +102,26 @@ def survey(model: nn.Module, run: Any, batch: int, ignore: tuple[str, ...] = ())
 
     with capturing(on_call, batch) as capture:
         with framed(model, entered.append, lambda _: None) as frames:
+            capture.where = lambda: frames[-1].name if frames else ""
             run()
     if not seen:
         raise AttoscopeError(_nothing_found(model, capture))
-    return _arrange(model, seen, entered, ignore)
+    return _arrange(model, seen, entered, ignore, tuple(capture.unfinished))
+
+
+def queries_of_first_call(run: Callable[[], Any], batch: int) -> int | None:
+    """How many queries the first attention call of a run has; None when there is none."""
+    found: list[int] = []
+    with capturing(lambda call: found.append(call.shape[2]), batch):
+        run()
+    return found[0] if found else None
+
+
+def puts_time_first(model: nn.Module) -> bool:
+    """Whether one of torch's own attention modules in it expects (time, batch, width)."""
+    return any(
+        isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()
+    )
 
 
 def _look(call: AttentionCall, path: tuple[Frame, ...]) -> _Seen:
@@ -104,7 +129,7 @@ def _look(call: AttentionCall, path: tuple[Frame, ...]) -> _Seen:
     first = torch.zeros(batch, 1, dtype=torch.long, device=_device(call))
     causal = keys > 1 and bool((allowed_rows(call, first).sum(-1) <= 1).all())
     groups = heads if call.key is None else call.key.shape[1]
-    return _Seen(path, queries, keys, heads, groups, causal, call.route)
+    return _Seen(path, queries, queries != keys, heads, groups, causal, call.route)
 
 
 def _device(call: AttentionCall) -> torch.device:
@@ -114,7 +139,11 @@ def _device(call: AttentionCall) -> torch.device:
 
 
 def _arrange(
-    model: nn.Module, seen: list[_Seen], entered: list[Frame], ignore: tuple[str, ...]
+    model: nn.Module,
+    seen: list[_Seen],
+    entered: list[Frame],
+    ignore: tuple[str, ...],
+    unfinished: tuple[str, ...],
 ) -> Layout:
     block_of = [_block(model, one) for one in seen]
     containers: dict[str, list[int]] = {}
@@ -132,6 +161,7 @@ def _arrange(
         for path, indices in containers.items()
     )
     plain = _plain(entered, seen, members, blocks, ignore)
+    _refuse_missed(model, seen, blocks, plain, unfinished, ignore)
     time_first = any(
         isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()
     )
@@ -205,11 +235,19 @@ def _stack(
     finals: dict[str, str],
 ) -> Stack:
     position = {id(frame): i for i, frame in enumerate(order)}
-    several = len(labels) > 1
+    layer_of = {i: position[id(block_of[i])] for i in indices}
+    split = all(
+        are_heads([seen[i].path[-1].name for i in mine], [seen[i].heads for i in mine])
+        for layer in set(layer_of.values())
+        if (mine := [i for i in indices if layer_of[i] == layer])
+    )
     calls: list[tuple[int, str]] = []
-    for i in indices:
-        layer = position[id(block_of[i])]
-        calls.append((layer, call_name(seen[i].queries != seen[i].keys, calls, layer, several)))
+    for i, layer in layer_of.items():
+        # A layer's second call that reads two sequences is cross attention, whatever their lengths.
+        later = any(at == layer for at, _ in calls)
+        crossing = seen[i].crossing or (later and seen[i].path[-1].two_streams)
+        name = "self" if split else _call_name(crossing, calls, layer, len(labels) > 1)
+        calls.append((layer, name))
     stream = block_of[indices[0]].stream_in
     name = labels[path]
     return Stack(
@@ -217,16 +255,22 @@ def _stack(
         path=path,
         layers=tuple(dict.fromkeys(layer for layer, _ in calls)),
         calls=tuple(calls),
-        heads=max(seen[i].heads for i in indices),
-        key_heads=max(seen[i].key_heads for i in indices),
+        heads=len(calls) // len(set(layer_of.values()))
+        if split
+        else max(seen[i].heads for i in indices),
+        key_heads=len(calls) // len(set(layer_of.values()))
+        if split
+        else max(seen[i].key_heads for i in indices),
         width=stream.shape[-1] if stream is not None else None,
         causal=any(seen[i].causal for i in indices),
         final=finals.get(name),
         routes=tuple(sorted(Counter(seen[i].route for i in indices).items())),
+        length=seen[indices[0]].queries,
+        split=split,
     )
 
 
-def call_name(crossing: bool, before: list[tuple[int, str]], layer: int, several: bool) -> str:
+def _call_name(crossing: bool, before: list[tuple[int, str]], layer: int, several: bool) -> str:
     """`self`, `cross`, or a numbered name when a layer makes more calls than that."""
     taken = [call for at, call in before if at == layer]
     kind = "cross" if crossing or (several and "self" in taken) else "self"
@@ -286,6 +330,35 @@ def _plain(
     return tuple(dict.fromkeys(name for name in members if name not in blocks))
 
 
+def _refuse_missed(
+    model: nn.Module,
+    seen: list[_Seen],
+    blocks: dict[str, str],
+    plain: tuple[str, ...],
+    unfinished: tuple[str, ...],
+    ignore: tuple[str, ...],
+) -> None:
+    """An error for a layer without a call that is built like those that attend, or that took a
+    softmax over scores."""
+    kinds = {_build(model, name) for name in blocks}
+    caught = {one.path[-1].name for one in seen}
+    for name in plain:
+        if name.startswith(ignore or ("\0",)):
+            continue
+        softmax = any(where == name or where.startswith(f"{name}.") for where in unfinished)
+        if softmax or _build(model, name) in kinds:
+            raise AttoscopeError(
+                f"layer {name} ({type(model.get_submodule(name)).__name__}) made no attention call "
+                f"that could be watched, while {len(caught)} modules did; looked for {LOOKED_FOR}; "
+                "name it in `ignore` if it is not softmax attention"
+            )
+
+
+def _build(model: nn.Module, name: str) -> tuple[type, ...]:
+    """The classes of a module and of everything in it."""
+    return tuple(type(module) for module in model.get_submodule(name).modules())
+
+
 def _looks_like_attention(module: nn.Module) -> bool:
     """By its class name, when it holds weights of its own to project with."""
     name = type(module).__name__.lower()
@@ -304,8 +377,13 @@ def _nothing_found(model: nn.Module, capture: Capture) -> str:
         else f"{capture.softmaxes} softmax calls with three axes or more and no module named "
         "like attention"
     )
+    advice = (
+        "if it uses a fused kernel, load it with attn_implementation='sdpa'"
+        if hasattr(model, "config")
+        else "if it attends with a kernel of its own, call F.scaled_dot_product_attention instead"
+    )
     return (
         f"no attention was seen in {type(model).__name__}: looked for {LOOKED_FOR}; found "
-        f"{found}; attoscope watches softmax attention, so a model without it (an SSM, an MLP) "
-        "or with a fused kernel has nothing to show (load it with attn_implementation='sdpa')"
+        f"{found}; attoscope watches softmax attention, so a model without it (an SSM, an MLP) has "
+        f"nothing to show; {advice}"
     )

@@ -127,8 +127,11 @@ def allowed_rows(
         rows = _gather_queries(call.mask, positions)
         allowed = allowed & (rows if rows.dtype == torch.bool else rows > FORBIDDEN)
     if call.probabilities is not None and call.raw_scores is not None:
-        rows = _gather_queries(call.raw_scores, positions)
-        allowed = allowed & ~(rows <= FORBIDDEN)
+        # The mask is in the scores already: a forbidden key is far below zero and below the top.
+        rows = _gather_queries(call.raw_scores, positions).float()
+        top = rows.nan_to_num(nan=0.0).amax(-1, keepdim=True)
+        far = (rows <= FORBIDDEN) & (rows - top <= FORBIDDEN)
+        allowed = allowed & ~(far | (rows == float("-inf")))
     return allowed
 
 

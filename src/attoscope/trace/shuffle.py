@@ -32,6 +32,8 @@ def shuffled(subject: Subject, batch: Batch, seed: int) -> Batch | None:
     nothing. None where it is not known what a token is.
     """
     inputs = batch.inputs
+    if isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() == 3:
+        return replace(batch, inputs=_shuffled_floats(subject, batch, inputs, seed))
     if not isinstance(inputs, dict):
         return None
     moved = {k: v for k, v in inputs.items() if k in _CONTENT and isinstance(v, Tensor)}
@@ -73,6 +75,14 @@ def _shuffled_rows(
         order = torch.randperm(len(places), generator=_generator(seed, document))
         value[row, places] = value[row, places[order]]
     return value
+
+
+def _shuffled_floats(subject: Subject, batch: Batch, inputs: Tensor, seed: int) -> Tensor:
+    """Vectors of each sequence in random order, whichever axis counts sequences."""
+    flip = subject.batch_axis(inputs) == 1
+    rows = inputs.transpose(0, 1) if flip else inputs
+    mixed = _shuffled_rows(rows, None, None, batch.documents, seed, False)
+    return mixed.transpose(0, 1) if flip else mixed
 
 
 def _shuffled_patches(

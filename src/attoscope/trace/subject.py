@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
 from attoscope.trace.frames import undisturbed
-from attoscope.trace.layout import Layout, survey
+from attoscope.trace.layout import Layout, puts_time_first, queries_of_first_call, survey
 from attoscope.trace.types import Batch
 
 Feed = Callable[[nn.Module, Any], Any]
@@ -51,6 +52,7 @@ class Subject:
         self._feed = feed or call_model
         self._ignore = ignore
         self._layout: Layout | None = None
+        self._batch_axis: int | None = None
 
     @classmethod
     def of(cls, model: nn.Module, **options: Any) -> Subject:
@@ -100,10 +102,23 @@ class Subject:
                 f"inputs were {_describe(batch.inputs)}; check them against the model's forward"
             ) from error
 
-    def takes(self, name: str) -> bool:
-        """Whether the model's forward pass takes an argument of that name (or any)."""
+    def takes(self, name: str, *, exactly: bool = False) -> bool:
+        """Whether the forward pass takes an argument of that name (or, unless `exactly`, any)."""
         taken = inspect.signature(self.model.forward).parameters
-        return name in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        any_name = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        return name in taken or (any_name and not exactly)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokenizer's own tokens; an unknown word is a word, unless it shares its id."""
+        if self.tokenizer is None:
+            return frozenset()
+        roles = ("bos", "eos", "cls", "sep", "pad", "mask")
+        kept = {getattr(self.tokenizer, f"{role}_token_id", None) for role in roles}
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        return frozenset(
+            i for i in self.tokenizer.all_special_ids or () if i != unknown or i in kept
+        )
 
     def layout(self, batch: Batch) -> Layout:
         """The model's stacks, found once, by running on a small part of the first batch."""
@@ -113,7 +128,34 @@ class Subject:
                 self._layout = survey(
                     self.model, lambda: self.run(small), len(small), self._ignore
                 )
+            if self._batch_axis == 1:
+                self._layout = replace(self._layout, time_first=True)
         return self._layout
+
+    def batch_axis(self, tensor: Tensor) -> int:
+        """Which axis of a (…, …, width) input counts sequences, found by running on a piece.
+
+        A piece of 5 × 3: attention that then has 5 queries reads time along the first axis.
+        """
+        if self._batch_axis is None:
+            self._batch_axis = 1 if puts_time_first(self.model) else self._probed_axis(tensor)
+        return self._batch_axis
+
+    def _probed_axis(self, tensor: Tensor) -> int:
+        whole = tuple(tensor.shape[:2])
+        piece = (min(5, whole[0]), min(3, whole[1]))
+        for rows, columns in dict.fromkeys((piece, whole)):
+            if rows == columns:
+                continue
+            batch = Batch(tensor[:rows, :columns], tuple(range(rows)))
+            try:
+                with undisturbed(self.model):
+                    queries = queries_of_first_call(lambda b=batch: self.run(b), rows)
+            except AttoscopeError:
+                continue  # a model for one length only: try it at that length
+            if queries in (rows, columns):
+                return int(queries == rows)
+        return 0
 
     @property
     def config(self) -> Any:

@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Route = Literal["registry", "sdpa", "softmax"]
-# An additive mask this low forbids: a real bias never is, and exp(-1e4) is 0 in every dtype.
-FORBIDDEN = -1e4
+# An additive mask this low forbids. People write -1e4 (or 9,999) and below; a real bias is not as
+# low (ALiBi reaches it 8,000 tokens away), and exp(-4096) is 0 in every dtype.
+FORBIDDEN = -4096.0
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from attoscope.errors import AttoscopeError
 from attoscope.trace.capture import capturing
-from attoscope.trace.frames import Frame, framed, undisturbed
-from attoscope.trace.layout import Layout, call_name
+from attoscope.trace.frames import Frame, VisitorError, framed, undisturbed
+from attoscope.trace.layout import Layout
+from attoscope.trace.merge import as_heads
 from attoscope.trace.types import AttentionCall, Batch, Layer, Site
 
 if TYPE_CHECKING:
@@ -42,20 +43,13 @@ def watch(subject: Subject, batch: Batch, visit: Visit) -> Any:
         stream.asleep = capture.asleep
         with framed(subject.model, stream.on_enter, stream.on_exit) as frames:
             stream.frames = frames
+            capture.where = lambda: frames[-1].name if frames else ""
             try:
                 output = subject.run(batch)
-            except _VisitorError as wrapped:
+            except VisitorError as wrapped:
                 raise wrapped.error from None
     stream.check_complete()
     return output
-
-
-class _VisitorError(Exception):
-    """Carries a visitor's own error through the model, which is not to blame for it."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class _Stream:
@@ -86,8 +80,10 @@ class _Stream:
                 "layers depend on the input; give one batch at a time"
             )
         layer, before = self.index[stack], self.seen[stack]
-        crossing = call.shape[2] != call.shape[3]
-        name = call_name(crossing, before, layer, len(self.layout.stacks) > 1)
+        names = self.layout.stack(stack).names(layer)
+        position = sum(at == layer for at, _ in before)
+        # A call that the survey did not see gets a name that nothing expects.
+        name = names[position] if position < len(names) else f"self{position + 1}"
         before.append((layer, name))
         call.site = Site(stack, layer, name)
         call.module = self.frames[-1].name
@@ -105,6 +101,8 @@ class _Stream:
 
     def _hand_out(self, frame: Frame, stack: str, index: int, final: bool) -> None:
         calls = tuple(frame.calls)
+        if len(calls) > 1 and self.layout.stack(stack).split:
+            calls = (as_heads(calls),)
         frame.calls = []
         batch = self._numbered(calls[0]) if calls else self.batch
         shape = (
@@ -131,7 +129,7 @@ class _Stream:
             try:
                 self.visit(layer, batch)
             except Exception as error:
-                raise _VisitorError(error) from error
+                raise VisitorError(error) from error
 
     def _numbered(self, call: AttentionCall) -> Batch:
         sequences, documents = call.shape[0], len(self.batch)

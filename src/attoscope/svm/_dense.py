@@ -6,14 +6,18 @@ Newton's method on the free ones (a few Cholesky factorisations; finite when it 
 
 from __future__ import annotations
 
+from typing import no_type_check
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
+from attoscope.svm._jit import kernel
+from attoscope.svm._kernels import clip
 from attoscope.svm._problem import Problem, WorkingSet
 from attoscope.svm.selection import Array
 
-ROUNDS = 12
+ROUNDS, SWEEPS = 12, 40
 TINY, LARGEST = 400, 2500
 RIDGE = 1e-12
 
@@ -44,15 +48,24 @@ def newton_step(gram: Array, working: WorkingSet, residual: Array, cap: float) -
     diagonal = np.maximum(np.diagonal(gram), 1e-300)
     lower = np.where(s.equal, -np.inf, 0.0)
     upper = np.where(s.equal, np.inf, cap)
+    descend(gram, lam, r, s.equal, cap, SWEEPS, 1e-5)
     for _ in range(ROUNDS):
         aim = lam + r / diagonal
         free = (s.equal | ((aim > 0.0) & (aim < cap))) & (s.sq > 0.0)
         if not free.any():
             break
         full = solved(gram, free, r)
-        step = np.clip(lam + full, lower, upper) - lam
+        aim = lam + full
+        if (
+            free.sum() == np.count_nonzero(lam)
+            and (aim >= lower).all()
+            and (aim <= upper).all()
+        ):
+            lam, r = aim, r - gram @ full
+            break
+        step = np.clip(aim, lower, upper) - lam
         fixed = ~free & ~s.equal
-        step[fixed] = np.clip(aim[fixed], 0.0, cap) - lam[fixed]
+        step[fixed] = np.clip(lam + r / diagonal, 0.0, cap)[fixed] - lam[fixed]
         short = within(lam, full, lower, upper) * full
         change, part, gain = _uphill(gram, step, r)
         other, part_other, gain_other = _uphill(gram, short, r)
@@ -65,6 +78,30 @@ def newton_step(gram: Array, working: WorkingSet, residual: Array, cap: float) -
         if done:
             break
     return lam - s.lam
+
+
+@kernel
+@no_type_check
+def descend(gram, lam, r, equal, cap, rounds, rtol):
+    """Coordinate descent on the written-out problem: finds the face that Newton then solves."""
+    m = lam.shape[0]
+    first = 0.0
+    for turn in range(rounds):
+        worst = 0.0
+        for p in range(m):
+            curve = gram[p, p]
+            if curve <= 0.0:
+                continue
+            step = clip(lam[p] + r[p] / curve, equal[p], cap) - lam[p]
+            if step != 0.0:
+                worst = max(worst, abs(step) * curve)
+                lam[p] += step
+                for q in range(m):
+                    r[q] -= step * gram[p, q]
+        if turn == 0:
+            first = worst
+        if worst <= rtol * first:
+            break
 
 
 def within(lam: Array, step: Array, lower: Array, upper: Array) -> float:

@@ -24,6 +24,7 @@ from attoscope.svm.selection import Array
 BLOCK = 32
 # Below this many constraints all of them are visited from the start.
 ALL = 50_000
+NEAR = 0.1
 MOST = 64
 FIRST, SWEEPS, JUMP, LONGEST, INNER = 2, 3, 12, 48, 8
 
@@ -214,13 +215,15 @@ def solve(
         if value <= tol or clock.spent():
             return value
         projector.renew()
-        # Constraints that a few more passes could make active: some times the present violation.
+        # Constraints that a few more passes could make active: passes divide the violation by ten.
         violation = float(max(-slack, 0.0))
-        near = min(0.3, 3.0 * violation / scale + 0.01)
+        near = min(0.3, NEAR * violation / scale + 0.01)
         for _ in range(projector.turns_per_look()):
-            if turn >= FIRST or len(projector.set.tok) <= dense.TINY:
+            tiny = len(projector.set.tok) <= dense.TINY
+            if turn >= FIRST or (turn and tiny):
                 clock.done += projector.jump(min(projector.reach(), clock.left), 0.05)
-            rounds = min(SWEEPS, clock.left)
+            # What was solved as a whole needs no more than a reading of what is left.
+            rounds = min(1 if turn and tiny else SWEEPS, clock.left)
             projector.sweep(rounds)
             clock.done += rounds
             turn += 1

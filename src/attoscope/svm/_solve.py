@@ -174,11 +174,13 @@ class Contradiction(Exception):
 
 def sparse_dual(problem: Problem, working: WorkingSet) -> Any:
     """Multipliers as a sparse (query, token) table in the caller's order."""
-    i = np.repeat(np.arange(len(working.ptr) - 1), np.diff(working.ptr))
-    i = i if problem.order is None else problem.order[i]
     keep = working.lam != 0.0
-    return sparse.csr_array(
-        (working.lam[keep], (i[keep], working.tok[keep])), shape=problem.state.shape
+    before = np.concatenate([[0], np.cumsum(keep)])
+    table = sparse.csr_array(
+        (working.lam[keep], working.tok[keep], before[working.ptr]), shape=problem.state.shape
+    )
+    return (
+        table if problem.order is None else sparse.csr_array(table[np.argsort(problem.order)])
     )
 
 

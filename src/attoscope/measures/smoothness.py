@@ -129,15 +129,18 @@ def spectrum(
     d.
     """
     count = real.sum(1).to(y.dtype)
-    gram = y @ y.mT
-    norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
+    width = y.shape[2]
+    norms = torch.linalg.vector_norm(y, dim=-1)
     inverse = torch.where(norms > 0, 1 / norms, 0.0)
-    cosines = (inverse[:, None] @ gram.abs() @ inverse[..., None])[:, 0, 0]
+    if y.shape[1] <= width:
+        smaller = y @ y.mT
+        cosines = (inverse[:, None] @ smaller.abs() @ inverse[..., None])[:, 0, 0]
+    else:
+        smaller = y.mT @ y
+        cosines = _absolute_cosines(y * inverse[..., None])
     nonzero = (inverse > 0).sum(1)
     absolute = (cosines - nonzero) / (nonzero * (nonzero - 1))
     absolute = torch.where(nonzero >= 2, absolute.clamp(0.0, 1.0), math.nan)
-    width = y.shape[2]
-    smaller = gram if gram.shape[1] <= width else y.mT @ y
     values = _eigenvalues(smaller)
     energy = values.sum(1)
     residual = ((energy - values.amax(1)) / energy).clamp(min=0.0).sqrt()
@@ -148,6 +151,17 @@ def spectrum(
     two = torch.where((count >= 2) & (energy > 0), 0.0, math.nan)
     chance = torch.full_like(rank, random_cosine(width))
     return torch.stack([absolute, residual, rank, rank / most, chance]) + two
+
+
+def _absolute_cosines(unit: Float[Tensor, "batch token width"]) -> Float[Tensor, " batch"]:
+    """Sum of |cosine| over all pairs, in blocks of as many rows as there are channels.
+
+    So no token × token matrix has to exist, however long the document.
+    """
+    total = unit.new_zeros(len(unit))
+    for rows in unit.split(unit.shape[2], 1):
+        total += (rows @ unit.mT).abs().sum((1, 2))
+    return total
 
 
 def random_cosine(width: int) -> float:

@@ -9,6 +9,8 @@ Medians over rounds in which the methods take turns; ratios are of medians of on
 margins, `Selection.margins`: BLAS products and a subtraction, on the same machine at that time.
 """
 
+# ruff: noqa: E402
+# One thread has to be asked for before numpy is imported.
 from __future__ import annotations
 
 import os

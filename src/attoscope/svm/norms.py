@@ -145,10 +145,10 @@ def vector_prox(values: Array, p: float | int, step: float | int) -> Array:
     if step <= 0.0:
         return values
     if p == 1:
-        return np.maximum(values - step, 0.0)
+        return np.asarray(np.maximum(values - step, 0.0))
     if p == 2:
         size = float(np.linalg.norm(values))
-        return values * max(0.0, 1.0 - step / size) if size > 0.0 else values
+        return np.asarray(values * max(0.0, 1.0 - step / size)) if size > 0.0 else values
     return np.asarray(np.maximum(values - step * onto_ball(values / step, _conjugate(p)), 0.0))
 
 
@@ -160,9 +160,9 @@ def onto_ball(values: Array, q: float) -> Array:
         ordered = np.sort(values)[::-1]
         excess = (np.cumsum(ordered) - 1.0) / np.arange(1, len(ordered) + 1)
         count = np.count_nonzero(ordered > excess)
-        return np.maximum(values - excess[count - 1], 0.0)
+        return np.asarray(np.maximum(values - excess[count - 1], 0.0))
     if q == np.inf:
-        return np.minimum(values, 1.0)
+        return np.asarray(np.minimum(values, 1.0))
     return _onto_power_ball(values, q)
 
 

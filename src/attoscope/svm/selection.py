@@ -146,10 +146,10 @@ class Selection:
         out = np.empty(self.selected.shape)
         for rows, block in self.score_blocks(weight):
             out[rows] = block
-            if self.bias is not None:
-                out[rows] += self.bias[rows]
-            if self.allowed is not None:
-                out[rows][~self.allowed[rows]] = -np.inf
+        if self.bias is not None:
+            out += self.bias
+        if self.allowed is not None:
+            out[~self.allowed] = -np.inf
         return out
 
     def margins(self, weight: Float[np.ndarray, "key_width width"]) -> Array:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -90,10 +90,10 @@ def head_selections(
             seen.append(str(call.site))
             if sites is None or str(call.site) in sites:
                 rows = _Rows(layer, call, keep, queries, seed)
-                maps = _Head(call) if space == "head" else _Stream(call, reads, subject.model)
+                maps = _Head(call) if space == "head" else _Stream(call, reads)
                 wanted = range(call.shape[1]) if heads is None else heads
                 found.extend(rows.selection(maps, head) for head in wanted)
-            reads.clear()
+        reads.clear()
 
     with _projections(subject.model, reads) if space == "stream" else _nothing():
         watch(subject, batch, visit)
@@ -200,7 +200,6 @@ def _biased(call: AttentionCall) -> bool:
 
 def _one(call: AttentionCall, document: int) -> AttentionCall:
     """The call of one sequence of the batch."""
-    from dataclasses import replace
 
     def part(tensor: Tensor | None) -> Tensor | None:
         if tensor is None or tensor.shape[0] == 1:
@@ -258,9 +257,7 @@ class _Stream:
 
     space: Space = "stream"
 
-    def __init__(
-        self, call: AttentionCall, reads: dict[str, list[_Read]], model: nn.Module
-    ) -> None:
+    def __init__(self, call: AttentionCall, reads: dict[str, list[_Read]]) -> None:
         self.call = call
         self.group = call.key_head()
         near = reads.get(call.module, [])

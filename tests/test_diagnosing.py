@@ -225,6 +225,42 @@ def test_sinks_are_shown_by_rows_that_rest_on_them(reading: Diagnosis) -> None:
         assert one.value is not None and one.value > 0.3
 
 
+def test_a_second_tower_has_no_words_of_the_text() -> None:
+    """CLIP: the vision tower's tokens are patches, whatever the text says."""
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "eos_token_id": 2,
+            "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64,
+            "bos_token_id": 1, "pad_token_id": 0}  # fmt: skip
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 48, "image_size": 8, "patch_size": 2}  # fmt: skip
+    torch.manual_seed(0)
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision)).eval()
+    data = {
+        "pixel_values": torch.randn(2, 3, 8, 8),
+        "input_ids": torch.randint(3, 60, (2, 11)),
+    }
+    found = diagnose(model, data)
+    towers = {site.rpartition(".")[0] for site in found.readings["site"].values}
+    assert len(towers) == 2
+    assert {one.site.split("/")[0] for one in found.closeups} <= {"text_model"}
+    for finding in found.findings:
+        for evidence in finding.evidence:
+            assert evidence.site.startswith("text_model") or evidence.token is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rows": "all"}, {"rows": 2.5}, {"seed": -1}, {"seed": None}, {"batch_size": 1.5}],
+)
+def test_options_of_the_wrong_kind(encoder: Subject, options: dict[str, object]) -> None:
+    from jaxtyping import TypeCheckError
+
+    # Shape checking, on in tests only, may be first to object.
+    with pytest.raises((AttoscopeError, TypeCheckError)):
+        diagnose(encoder, TEXTS[:1], **options)  # type: ignore[arg-type]
+
+
 def test_public_names() -> None:
     assert attoscope.diagnose is diagnose
     assert attoscope.Diagnosis is Diagnosis

@@ -15,6 +15,7 @@ from attoscope.measures.base import Reading
 from attoscope.measuring import measure, take
 from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Batch, Layer, Subject, attention_rows, batches, subject_of, watch
+from attoscope.trace.frames import undisturbed
 from attoscope.unchanged import compare_outputs
 
 TOKENS = 48
@@ -52,9 +53,11 @@ def check(
     Takes what `diagnose` takes; raises `AttoscopeError` when no layer can be watched at all.
     """
     subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-    before = _state(subject.model)
     given = _default_data(subject) if data is None else data
     batch = next(batches(subject, given, max_tokens=TOKENS, batch_size=4))
+    with undisturbed(subject.model):
+        subject.run(batch)  # some models rebuild themselves on their first input
+    before = _state(subject.model)
     promises = (
         _layers(subject, batch),
         _outputs(subject, batch),

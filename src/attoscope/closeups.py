@@ -45,7 +45,7 @@ def closeups(
         for call in layer.calls:
             if call.site.call.startswith("cross") or call.shape[2] != call.shape[3]:
                 continue
-            if len(subject.layout(short).stacks) > 1 and "decoder" in layer.stack:
+            if layer.stack not in measurement.readers:
                 continue
             _look(call, layer, best, wanted, named)
 

@@ -6,6 +6,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,19 @@ from attoscope.closeups import closeups
 from attoscope.diagnosis import Diagnosis
 from attoscope.errors import AttoscopeError
 from attoscope.measures.rules import findings_of
-from attoscope.measuring import NULL_EVERY, Measurement, Progress, Span, measure
-from attoscope.sample import SAMPLE_TEXTS
+from attoscope.measuring import (
+    NULL_EVERY,
+    SHUFFLED,
+    Measurement,
+    Progress,
+    Span,
+    check_span,
+    measure,
+)
+from attoscope.sample import sample_for
 from attoscope.trace import Batch, Counts, Layout, Subject, batches, parameter_count, subject_of
 from attoscope.unchanged import Unchanged, compare_outputs
-from attoscope.words import in_words
+from attoscope.words import in_words, many
 
 DEFAULT_ROWS = 128
 
@@ -63,29 +72,39 @@ def diagnose(
     `AttoscopeError` (one sentence) on bad input, on a model without attention, or when a layer
     cannot be watched.
     """
-    _validate(rows, batch_size, layers)
+    _validate(rows, batch_size, layers, seed)
     started = time.perf_counter()
     subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     loaded = time.perf_counter()
     counts = Counts()
     if data is None:
-        data = _sample(subject, counts)
+        data = sample_for(subject, counts)
     stream = batches(subject, data, max_tokens=max_tokens, batch_size=batch_size, counts=counts)
     with _Peeked(stream) as peeked:
         unchanged = compare_outputs(subject, peeked.first)
-        _check_span(layers, subject.layout(peeked.first))
+        check_span(layers, subject.layout(peeked.first))
+        finished = replace(counts)
+
+        def advance(documents: int) -> None:
+            nonlocal finished
+            finished = replace(counts)
+            if progress is not None:
+                progress(documents)
+
         found = measure(
             subject, peeked, rows=rows, seed=seed, layers=layers, null=null,
-            keep_finished=keep_finished, progress=progress,
+            keep_finished=keep_finished, progress=advance,
         )  # fmt: skip
     measured = time.perf_counter()
     readings = found.readings()
-    findings = in_words(findings_of(found.real, readings), found.ids, subject.tokenizer)
+    findings = in_words(
+        findings_of(found.real, readings), found.ids, subject.tokenizer, found.readers
+    )
     shown = closeups(subject, found, findings)
     ended = time.perf_counter()
     return Diagnosis(
         model=_model_facts(subject, peeked.first, unchanged),
-        data=_data_facts(counts, found, rows, max_tokens, sources),
+        data=_data_facts(finished, found, rows, sources),
         versions=_versions(),
         reading_list=readings,
         findings=findings,
@@ -125,35 +144,20 @@ class _Peeked:
             close()
 
 
-def _sample(subject: Subject, counts: Counts) -> list[str]:
-    if subject.tokenizer is None:
+def _validate(rows: Any, batch_size: Any, layers: Span, seed: Any) -> None:
+    if rows is not None and (not isinstance(rows, int) or rows < 1):
         raise AttoscopeError(
-            f"no data was given and {subject.name} has no tokenizer for the built-in sample; "
-            "give texts, images or a ready batch"
+            f"rows: got {rows!r}; expected a whole number from 1 on, or None for all rows"
         )
-    counts.notes.append(
-        f"no text was given: read the built-in sample of {len(SAMPLE_TEXTS)} paragraphs"
-    )
-    return list(SAMPLE_TEXTS)
-
-
-def _validate(rows: int | None, batch_size: int, layers: Span) -> None:
-    if rows is not None and rows < 1:
-        raise AttoscopeError(f"rows: got {rows}; expected at least 1, or None for all rows")
-    if batch_size < 1:
-        raise AttoscopeError(f"batch_size: got {batch_size}; expected at least 1")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise AttoscopeError(
+            f"batch_size: got {batch_size!r}; expected a whole number from 1 on"
+        )
+    if not isinstance(seed, int) or seed < 0:
+        raise AttoscopeError(f"seed: got {seed!r}; expected a whole number from 0 on")
     if layers is not None and not 0 <= layers[0] < layers[1]:
         raise AttoscopeError(
             f"layers: got {layers[0]}:{layers[1]}; expected FIRST:END with 0 <= FIRST < END"
-        )
-
-
-def _check_span(layers: Span, layout: Layout) -> None:
-    last = max(max(stack.layers) for stack in layout.stacks)
-    if layers is not None and layers[0] > last:
-        raise AttoscopeError(
-            f"layers: got {layers[0]}:{layers[1]}, but the model's layers are 0 to {last}; "
-            "choose among those"
         )
 
 
@@ -169,7 +173,14 @@ def _model_facts(subject: Subject, batch: Batch, unchanged: Unchanged) -> dict[s
     routes: Counter[str] = Counter()
     for stack in layout.stacks:
         routes.update(dict(stack.routes))
-    plain = [f"{len(layout.plain)} layers have no softmax attention"] if layout.plain else []
+    plain = (
+        [
+            f"{many(len(layout.plain), 'layer')} made no softmax attention call: "
+            + ", ".join(layout.plain[:4])
+        ]
+        if layout.plain
+        else []
+    )
     return {
         "name": subject.name,
         "architecture": type(subject.model).__name__,
@@ -216,26 +227,27 @@ def _data_facts(
     counts: Counts,
     found: Measurement,
     rows: int | None,
-    max_tokens: int | None,
     sources: tuple[str, ...],
 ) -> dict[str, Any]:
     notes = list(counts.notes)
     if counts.truncated:
         notes.append(
-            f"{counts.truncated} of {counts.documents} documents were cut: "
+            f"{counts.truncated} of {many(counts.documents, 'document')} were cut: "
             f"{counts.dropped_tokens:,} tokens were not read"
         )
     if counts.empty:
-        notes.append(f"{counts.empty} documents hold no token beside special ones: left out")
+        notes.append(
+            f"{many(counts.empty, 'document')} without a token beside special ones: left out"
+        )
     if found.interrupted:
         notes.append("interrupted: the readings are those of the documents finished by then")
     null = "none"
     if found.null_documents:
-        null = f"the same tokens in random order, {found.null_documents} documents"
+        null = f"{SHUFFLED}, {many(found.null_documents, 'document')}"
     return {
         "documents": counts.documents,
         "tokens": counts.tokens or None,
-        "max_tokens": max_tokens,
+        "max_tokens": counts.limit if counts.tokens else None,
         "truncated_documents": counts.truncated,
         "dropped_tokens": counts.dropped_tokens,
         "empty_documents": counts.empty,

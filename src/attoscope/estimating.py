@@ -10,12 +10,13 @@ from torch import Tensor
 
 from attoscope.errors import AttoscopeError
 from attoscope.measures.selection import BLOCK_BYTES
-from attoscope.measuring import Span, measure
-from attoscope.sample import SAMPLE_TEXTS
+from attoscope.measuring import Span, check_span, measure
+from attoscope.sample import sample_for
 from attoscope.trace import Batch, Counts, PeakBytes, Subject, batches, subject_of
 from attoscope.trace.frames import undisturbed
 from attoscope.trace.memory import parameter_bytes, parameter_count
 from attoscope.trace.subject import head_of
+from attoscope.words import many
 
 _NULL_SHARE = 0.25
 _WHOLE = 10**9
@@ -38,8 +39,8 @@ class Estimate:
         """The estimate in words."""
         return (
             f"{self.parameters / 1e6:,.1f} M parameters ({_size(self.parameter_bytes)}), "
-            f"{_size(self.layer_bytes)} a layer; {self.documents} documents, "
-            f"{self.tokens:,} tokens; expected peak of tensors beside the weights "
+            f"{_size(self.layer_bytes)} a layer; {many(self.documents, 'document')}, "
+            f"{many(self.tokens, 'token')}; expected peak of tensors beside the weights "
             f"{_size(self.peak_bytes)}; expected time {self.seconds:.1f} s"
         )
 
@@ -65,7 +66,7 @@ def estimate(
     subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     counts = Counts()
     widest, volumes = None, []
-    given = list(SAMPLE_TEXTS) if data is None else data
+    given = sample_for(subject, counts) if data is None else data
     for batch in batches(
         subject, given, max_tokens=max_tokens, batch_size=batch_size, counts=counts
     ):
@@ -74,6 +75,7 @@ def estimate(
             widest = batch
     if widest is None:
         raise AttoscopeError("no text or image was given; give at least one")
+    check_span(layers, subject.layout(widest))
     peak, seconds = _extrapolate(subject, widest, rows, layers, seed)
     volume = max(_volume(widest), 1)
     whole = sum(seconds * v / volume for v in volumes) * (1 + _NULL_SHARE)

@@ -62,6 +62,9 @@ class Finding:
     paper: str
     remedy: Remedy
 
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.sentence}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as it stands in `report.json`."""
         return asdict(self)

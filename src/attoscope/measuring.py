@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attoscope.errors import AttoscopeError
 from attoscope.measures import first_measures
 from attoscope.measures.base import Measure, Reading, with_null
-from attoscope.trace import Batch, Layer, Subject, shuffled, watch
+from attoscope.trace import Batch, Layer, Layout, Subject, shuffled, watch
+from attoscope.trace.subject import head_of
 
 Progress = Callable[[int], None]
 Span = tuple[int, int] | None
@@ -27,15 +29,18 @@ _REMEMBERED = 4096
 class Measurement:
     """Measures after a run: `real` on the data, `null` on the shuffled part of it.
 
-    `ids` keeps the token ids of the first documents, so that evidence can be put in words.
+    `ids` keeps the token ids of the first documents, so that evidence can be put in words, and
+    `readers` names the stacks whose tokens these are. `documents` counts what was finished.
     """
 
     real: tuple[Measure, ...]
     null: tuple[Measure, ...]
+    documents: int = 0
     null_documents: int = 0
     interrupted: bool = False
     first: Batch | None = None
     ids: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    readers: frozenset[str] = frozenset()
 
     def readings(self) -> tuple[Reading, ...]:
         """All readings, each with its null where there is one."""
@@ -69,7 +74,7 @@ def measure(
             watch(subject, batch, _visitor(found.real, layers))
             if null:
                 _null_pass(subject, batch, found, seed, layers)
-            _remember(found, batch)
+            _remember(subject, found, batch)
             if progress is not None:
                 progress(len(batch))
     except KeyboardInterrupt:
@@ -77,6 +82,16 @@ def measure(
             raise
         found.interrupted = True
     return found
+
+
+def check_span(layers: Span, layout: Layout) -> None:
+    """An error when none of the layers asked for is there."""
+    last = max(max(stack.layers) for stack in layout.stacks)
+    if layers is not None and layers[0] > last:
+        raise AttoscopeError(
+            f"layers: got {layers[0]}:{layers[1]}, but the model's layers are 0 to {last}; "
+            "choose among those"
+        )
 
 
 def _visitor(measures: tuple[Measure, ...], span: Span) -> Callable[[Layer, Batch], None]:
@@ -132,12 +147,27 @@ def take(batch: Batch, rows: list[int]) -> Batch:
     )
 
 
-def _remember(found: Measurement, batch: Batch) -> None:
+def _remember(subject: Subject, found: Measurement, batch: Batch) -> None:
+    found.documents += len(batch)
     if found.first is None:
         found.first = batch
+        found.readers = _readers(subject, batch)
     ids = batch.inputs.get("input_ids") if isinstance(batch.inputs, dict) else None
     if not isinstance(ids, Tensor) or len(found.ids) >= _REMEMBERED:
         return
     for row, document in enumerate(batch.documents):
         kept = ids[row] if batch.valid is None else ids[row][batch.valid[row]]
         found.ids[document] = kept.cpu().numpy().astype(np.int32)
+
+
+def _readers(subject: Subject, batch: Batch) -> frozenset[str]:
+    """Stacks whose tokens are those of the text: as many as it has, and not a decoder beside."""
+    small = head_of(batch)
+    if small.valid is None:
+        return frozenset()
+    stacks = subject.layout(batch).stacks
+    return frozenset(
+        s.name
+        for s in stacks
+        if s.length == small.valid.shape[1] and not (len(stacks) > 1 and s.name == "decoder")
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from attoscope.errors import AttoscopeError
+from attoscope.trace import Counts, Subject
+
 SAMPLE_TEXTS = (
     "The lighthouse keeper wound the clock every evening at six. When the fog came in, "
     "the keeper lit the lamp early and wrote the hour in a book, because the harbour "
@@ -38,3 +41,16 @@ SAMPLE_TEXTS = (
     "lakes freeze from the top, and fish live through the winter under the ice in water "
     "that is a little warmer than the air.",
 )
+
+
+def sample_for(subject: Subject, counts: Counts) -> list[str]:
+    """The sample, and a note in `counts` that it was read, for a model that reads text."""
+    if subject.tokenizer is None:
+        raise AttoscopeError(
+            f"no data was given and {subject.name} has no tokenizer for the built-in sample; "
+            "give texts, images or a ready batch"
+        )
+    counts.notes.append(
+        f"no text was given: read the built-in sample of {len(SAMPLE_TEXTS)} paragraphs"
+    )
+    return list(SAMPLE_TEXTS)

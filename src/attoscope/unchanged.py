@@ -33,7 +33,7 @@ class Unchanged:
     def sentence(self) -> str:
         """The result in words."""
         if self.max_difference is None:
-            return "outputs could not be compared: none is finite"
+            return "outputs could not be compared: the model returned no finite floating tensor"
         if self.equal:
             return "outputs unchanged while watched (bit for bit)"
         return f"outputs while watched differ by at most {self.max_difference:.1e}"

@@ -14,6 +14,11 @@ from attoscope.findings import Evidence, Finding
 _CONTEXT = 6
 
 
+def many(count: int, thing: str) -> str:
+    """A count with its thing: 1 document, 2 documents, 1,024 documents."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def piece(tokenizer: Any, token: int) -> str:
     """One token as a person reads it; the tokenizer's own piece where it does not decode."""
     text = tokenizer.decode([token], clean_up_tokenization_spaces=False)
@@ -30,20 +35,27 @@ def pieces(tokenizer: Any, ids: Any) -> tuple[str, ...]:
 
 
 def in_words(
-    findings: Sequence[Finding], ids: dict[int, NDArray[np.int32]], tokenizer: Any
+    findings: Sequence[Finding],
+    ids: dict[int, NDArray[np.int32]],
+    tokenizer: Any,
+    readers: frozenset[str],
 ) -> tuple[Finding, ...]:
-    """The findings with the tokens of their evidence filled in, and some text around them."""
-    return tuple(
-        replace(f, evidence=tuple(_with_words(e, ids, tokenizer) for e in f.evidence))
-        for f in findings
-    )
+    """The findings with the tokens of their evidence filled in, and some text around them.
+
+    Only at sites of `readers`: other stacks (a vision tower, a decoder) have other tokens.
+    """
+
+    def worded(evidence: Evidence) -> Evidence:
+        reads = any(evidence.site.startswith(f"{stack}.") for stack in readers)
+        return _with_words(evidence, ids, tokenizer) if reads else evidence
+
+    return tuple(replace(f, evidence=tuple(map(worded, f.evidence))) for f in findings)
 
 
 def _with_words(
     evidence: Evidence, ids: dict[int, NDArray[np.int32]], tokenizer: Any
 ) -> Evidence:
     document = ids.get(evidence.document) if evidence.document is not None else None
-    # Sites of a decoder that reads beside an encoder have other tokens than those kept.
     if document is None or evidence.position is None or evidence.position >= len(document):
         return evidence
     chosen = evidence.chosen_position

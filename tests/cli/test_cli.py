@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from attoscope.cli import run
+from attoscope.cli.inputs import gather
 from tests.models import EXAMPLES
 
 
@@ -73,6 +74,51 @@ def test_a_folder_of_texts_and_lines(minilm: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "report.json").read_text())["data"]["documents"] == 2
     assert run([*arguments, "--lines"]) == 0
     assert json.loads((tmp_path / "report.json").read_text())["data"]["documents"] == 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "cp1252"])
+def test_texts_in_the_encodings_that_people_have(
+    minilm: Path, tmp_path: Path, encoding: str
+) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes("Die Tür war offen. “Ach!”\r\n".encode(encoding))
+    (document,) = gather([str(file)], None, None, lines=False).data
+    assert document == "Die Tür war offen. “Ach!”\r\n"
+    note = gather([str(file)], None, None, lines=False).sources[0]
+    assert note == "text.txt" if encoding.startswith("utf-8") else "read as" in note
+
+
+def test_a_reader_that_goes_away_is_no_failure(
+    model: Path, batch: Path, tmp_path: Path
+) -> None:
+    command = f"{sys.executable} -m attoscope.cli diagnose {model} --batch {batch} | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, capture_output=True, text=True,
+        timeout=120, env={**os.environ},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_fault_of_ours_is_told_from_a_failed_check(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attoscope.checking.check", lambda *_, **__: 1 / 0)
+    assert run(["check", str(model)]) == 3
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and "please report it" in said
+
+
+def test_an_early_interrupt_says_that_nothing_was_written(minilm: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "attoscope.cli", "diagnose", str(minilm), "--out", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ},
+    )  # fmt: skip
+    time.sleep(0.8)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted; nothing was written" in errors
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_goes_to_standard_output_and_nowhere_else(
@@ -159,6 +205,8 @@ def make_bad_inputs(folder: Path) -> None:
     (folder / "blank.txt").write_text(" \n\t\n")
     (folder / "binary.txt").write_bytes(bytes(range(256)))
     (folder / "nul.txt").write_bytes(b"text\0text")
+    (folder / "shift-jis.txt").write_bytes("日本語の文章です。".encode("shift-jis"))
+    save_file({"input_ids": torch.full((2, 4), 5)}, folder / "fine.safetensors")
     (folder / "no-images").mkdir()
     (folder / "bad-images").mkdir()
     (folder / "bad-images" / "a.png").write_bytes(b"no image")
@@ -178,7 +226,12 @@ def make_bad_inputs(folder: Path) -> None:
         (["--text", "{}/empty.txt"], "holds no text"),
         (["--text", "{}/blank.txt"], "holds no text"),
         (["--text", "{}/binary.txt"], "is not text"),
-        (["--text", "{}/nul.txt"], "NUL bytes"),
+        (["--text", "{}/nul.txt"], "control characters"),
+        (["--text", "{}/shift-jis.txt"], "convert it to UTF-8"),
+        (["--seed", "-1"], "seed: got -1"),
+        (["--max-tokens", "0", "--batch", "{}/fine.safetensors"], "max_tokens: got 0"),
+        (["--dry-run", "--baseline", "{}/missing.json"], "missing.json"),
+        (["--dry-run", "--batch", "{}/fine.safetensors", "--layers", "99:100"], "are 0 to 2"),
         (["--text", "{}/missing.txt"], "cannot be read"),
         (["--text", "{}/no-images"], "holds no .txt or .md file"),
         (["--images", "{}/no-images"], "holds no image"),

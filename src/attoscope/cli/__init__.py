@@ -4,9 +4,14 @@ help names."""
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Any
 
 from attoscope import __version__
+
+_INTERRUPTED = 130
+# A command's own word for: interrupted, and what was finished by then is written.
+PARTIAL = 131
 
 
 def main() -> None:
@@ -15,7 +20,11 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; gives its exit code (0 done, 1 `--fail-on` met, 2 bad input)."""
+    """Run one command; gives its exit code.
+
+    0 done; 1 `--fail-on` met, or a promise of `check` broken; 2 bad input; 3 a fault of ours, with
+    a traceback to report; 130 interrupted.
+    """
     if arguments == ["--version"]:
         print(f"attoscope {__version__}")
         return 0
@@ -27,7 +36,9 @@ def run(arguments: list[str]) -> int:
     # Some versions of typer bring their own click: take its errors from what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
-        code = app(arguments or ["--help"], standalone_mode=False, prog_name="attoscope")
+        return int(
+            app(arguments or ["--help"], standalone_mode=False, prog_name="attoscope") or 0
+        )
     except AttoscopeError as error:
         return _complain(str(error))
     except usage_error as error:
@@ -35,14 +46,19 @@ def run(arguments: list[str]) -> int:
         return _complain(f"{error.format_message()} (see {command} --help)")
     except typer.Exit as error:
         return int(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("attoscope: interrupted; nothing was written", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader went away (as in `| head`): not an error of the user's.
+    except typer.Abort:
+        return _INTERRUPTED
+    except (BrokenPipeError, SystemExit):
+        # The reader went away (as in `| head`), which typer turns into an exit: no fault of ours.
         sys.stderr.close()
         return 0
-    return int(code or 0)
+    except Exception:
+        traceback.print_exc()
+        print(
+            "attoscope: this is a fault of attoscope; please report it with the lines above",
+            file=sys.stderr,
+        )
+        return 3
 
 
 def _complain(sentence: str) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attoscope.cli import PARTIAL
 from attoscope.cli.inputs import Inputs, gather, row_count, span, writable
 from attoscope.cli.options import (
     Device,
@@ -93,15 +94,15 @@ def diagnose(
         "layers": span(layers), "seed": seed, "dtype": dtype, "device": device,
         "trust_remote_code": trust_remote_code,
     }  # fmt: skip
+    before = _baseline(baseline)
     if dry_run:
         return _dry_run(model, inputs, options)
-    before = _baseline(baseline)
     folder = None if as_json and out is None else writable(out or DEFAULT_OUT)
     diagnosis = _run(model, inputs, options, show=not (quiet or as_json))
     worse = _worse(diagnosis, before)
-    _write(diagnosis, worse, folder, as_json, quiet)
+    _write(diagnosis, before, worse, folder, as_json, quiet)
     if diagnosis.data["interrupted"]:
-        return 130
+        return PARTIAL
     judged = diagnosis.findings if worse is None else tuple(c.finding for c in worse)
     return int(fail_on is not None and _reaches(judged, fail_on))
 
@@ -118,6 +119,7 @@ def _run(model: str, inputs: Inputs | None, options: dict[str, Any], show: bool)
 
 def _write(
     diagnosis: Diagnosis,
+    before: dict[str, Any] | None,
     worse: list[Change] | None,
     folder: Path | None,
     as_json: bool,
@@ -141,13 +143,24 @@ def _write(
         from attoscope.report.terminal import show
 
         show(diagnosis)
-    if worse is not None:
-        _say_worse(worse)
+    if worse is not None and before is not None:
+        _say_worse(worse, _differs(diagnosis, before))
     if written and not quiet:
         typer.echo(f"Written: {written[0]} and {written[1].name}")
 
 
-def _say_worse(worse: list[Change]) -> None:
+def _differs(diagnosis: Diagnosis, before: dict[str, Any]) -> str:
+    """What makes the two reports hard to compare, in words."""
+    now = {**diagnosis.model, **diagnosis.data}
+    then = {**before.get("model", {}), **before.get("data", {})}
+    facts = ("architecture", "layers", "heads", "width", "documents", "tokens", "rows")
+    found = [f"{k} {then.get(k)} then, {now[k]} now" for k in facts if now[k] != then.get(k)]
+    return "; ".join(found)
+
+
+def _say_worse(worse: list[Change], differs: str) -> None:
+    if differs:
+        typer.echo(f"The baseline is of another model or other data: {differs}.")
     if not worse:
         typer.echo("Nothing got worse since the baseline.")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +11,15 @@ from typing import Any
 
 from attoscope.errors import AttoscopeError
 
+_MARKS = (
+    (b"\xef\xbb\xbf", "UTF-8-sig"),
+    (b"\xff\xfe\0\0", "UTF-32"),
+    (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+# Control characters that no text holds; tabs, line and page ends are fine.
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
@@ -41,18 +51,20 @@ def gather(
 
 def _texts(names: list[str], lines: bool) -> Inputs:
     paths = [path for name in names for path in _expand(name)]
-    if not lines:
-        documents = [_read(path) for path in paths]
-    else:
-        documents = [
-            line for path in paths for line in _read(path).splitlines() if line.strip()
-        ]
+    read = [_read(path) for path in paths]
+    documents = [text for text, _ in read]
+    if lines:
+        documents = [line for text in documents for line in text.splitlines() if line.strip()]
     if not any(document.strip() for document in documents):
         raise AttoscopeError(
             f"{_named(paths)} {'holds' if len(paths) == 1 else 'hold'} no text; "
             "give at least one file with words in it"
         )
-    return Inputs(documents, len(documents), tuple(Path(p).name for p in paths[:20]))
+    sources = [
+        Path(path).name + (f" (read as {encoding})" if encoding != "UTF-8" else "")
+        for path, (_, encoding) in zip(paths, read, strict=True)
+    ]
+    return Inputs(documents, len(documents), tuple(sources[:20]))
 
 
 def _expand(name: str) -> list[str]:
@@ -65,29 +77,31 @@ def _expand(name: str) -> list[str]:
     return files
 
 
-def _read(name: str) -> str:
+def _read(name: str) -> tuple[str, str]:
+    """A file's text and the encoding that it was read in."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise AttoscopeError(
             f"--text: {name} cannot be read ({error.strerror}); give a text file"
         ) from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if b"\0" not in raw:
-            # Old 8-bit text: every byte has a meaning there, so nothing is lost.
-            return raw.decode("cp1252", errors="replace")
-        raise AttoscopeError(_binary(name)) from error
-    if "\0" in text:
-        raise AttoscopeError(_binary(name))
-    return text
-
-
-def _binary(name: str) -> str:
-    return (
-        f"--text: {name} is not text (it holds NUL bytes); give UTF-8 text, or use --images or "
-        "--batch"
+    for mark, encoding in _MARKS:
+        if raw.startswith(mark):
+            encodings: tuple[str, ...] = (encoding,)
+            break
+    else:
+        # Windows-1252 leaves some bytes without a meaning, so other encodings mostly fail in it.
+        encodings = ("UTF-8", "Windows-1252")
+    for encoding in encodings:
+        try:
+            text = raw.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        if not _CONTROL.search(text):
+            return text.removeprefix("\ufeff"), encoding.removesuffix("-sig")
+    raise AttoscopeError(
+        f"--text: {name} is not text in an encoding that is known here (bytes without a meaning "
+        "in UTF-8, or control characters); convert it to UTF-8, or use --images or --batch"
     )
 
 

@@ -225,8 +225,8 @@ for path, dead in $heads.items():
         scope="head",
         worst="largest",
         sentence="In {where}, {heads} {n:puts|put} more than 30 % of {n:its|their} "
-        "attention on the first token, up to {measured:percent} where even attention would "
-        "put {null:percent}.",
+        "attention on the first token, and more than twice what even attention would: up to "
+        "{measured:percent} against {null:percent}.",
         paper="Xiao et al. 2023 (arXiv 2309.17453); Gu et al. 2024 (arXiv 2410.10781); Barbero "
         "et al. 2025 (arXiv 2504.02732)",
         remedy="Usual in trained models, and no fault. Keep the first tokens whenever the "
@@ -250,8 +250,8 @@ values = torch.cat([values[..., :4, :], values[..., -window:, :]], dim=-2)
         scope="head",
         worst="largest",
         sentence="In {where}, {heads} {n:puts|put} more than 30 % of {n:its|their} "
-        "attention on special tokens other than the first, up to {measured:percent} where "
-        "even attention would put {null:percent}.",
+        "attention on special tokens other than the first, and more than twice what even "
+        "attention would: up to {measured:percent} against {null:percent}.",
         paper="Clark et al. 2019 (arXiv 1906.04341)",
         remedy="Usual in trained encoders: such heads rest there. Do not read those weights as "
         "importance; read `content_entropy`, which leaves special tokens out.",

@@ -60,8 +60,9 @@ POINT_SPECS: tuple[Spec, ...] = (
     Spec(
         name="channel_share",
         title="Share of the largest channel",
-        meaning="Share of a token's energy that sits in the one channel that has most, "
-        f"mean over tokens. Above one half it outweighs all others together. {_CONTENT}",
+        meaning="Share of a token's energy that sits in the one channel that has most over "
+        "the whole document, mean over tokens. Above one half it outweighs all others "
+        f"together. {_CONTENT}",
         unit="share",
         range=(0.0, 1.0),
         source="Kovaleva et al. 2021 (arXiv 2105.06990), outlier dimensions",
@@ -75,7 +76,7 @@ BLOCK_SPECS: tuple[Spec, ...] = (
     Spec(
         name="growth",
         title="Growth per block",
-        meaning="Norm of the stream after a block over the norm before it; 1 when the block "
+        meaning="Mean norm of the stream after a block over the mean norm before it; 1 when it "
         f"leaves it as long as it was. {_CONTENT}",
         unit="ratio",
         range=(0.0, None),
@@ -85,8 +86,8 @@ BLOCK_SPECS: tuple[Spec, ...] = (
     Spec(
         name="update_ratio",
         title="Update per block",
-        meaning="Norm of what a block changes over the norm of the stream before it; near "
-        f"0 the block does nothing. {_CONTENT}",
+        meaning="Mean norm of what a block changes over the mean norm of the stream before it; "
+        f"near 0 the block does nothing. {_CONTENT}",
         unit="ratio",
         range=(0.0, None),
         source="Liu et al. 2020, Admin (arXiv 2004.08249), dependency on the residual branch",

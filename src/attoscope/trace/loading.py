@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -209,7 +210,7 @@ def _name(source: str | Path) -> str:
     path = Path(source)
     if not path.exists():
         return str(source)
-    path = path.resolve()
+    path = Path(os.path.abspath(path))  # not resolved: a link was named as it was for a reason
     # A folder called "model" says nothing: its parent does.
     generic = path.name.lower() in ("model", "models", "checkpoint", "final", "snapshots")
     return f"{path.parent.name}/{path.name}" if generic else path.name

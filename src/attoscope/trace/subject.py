@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ class Subject:
             batch = Batch(tensor[:rows, :columns], tuple(range(rows)))
             try:
                 with undisturbed(self.model):
-                    queries = queries_of_first_call(lambda b=batch: self.run(b), rows)
+                    queries = queries_of_first_call(partial(self.run, batch), rows)
             except AttoscopeError:
                 continue  # a model for one length only: try it at that length
             if queries in (rows, columns):

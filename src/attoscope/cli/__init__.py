@@ -28,6 +28,16 @@ def run(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(f"attoscope {__version__}")
         return 0
+    try:
+        code = _run(arguments or ["--help"])
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    if code == _INTERRUPTED:
+        print("attoscope: interrupted; nothing was written", file=sys.stderr)
+    return _INTERRUPTED if code == PARTIAL else code
+
+
+def _run(arguments: list[str]) -> int:
     import typer
 
     from attoscope.cli.app import app
@@ -36,9 +46,8 @@ def run(arguments: list[str]) -> int:
     # Some versions of typer bring their own click: take its errors from what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
-        return int(
-            app(arguments or ["--help"], standalone_mode=False, prog_name="attoscope") or 0
-        )
+        # typer gives 130 for an interrupt that nobody caught.
+        return int(app(arguments, standalone_mode=False, prog_name="attoscope") or 0)
     except AttoscopeError as error:
         return _complain(str(error))
     except usage_error as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -227,14 +229,19 @@ def _sentence(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Loading bars and warnings off: what matters of them is said in our own words."""
+    """Loading bars and warnings off: what matters of them is said in our own words.
+
+    The bar of GGUF files, which take long, stays on a terminal.
+    """
     from transformers.utils import logging as hf
 
     bars, level = hf.is_progress_bar_enabled(), hf.get_verbosity()
     hf.disable_progress_bar()
     hf.set_verbosity(logging.CRITICAL)
+    watched = sys.stderr is not None and sys.stderr.isatty()
     try:
-        yield
+        with nullcontext() if watched else redirect_stderr(io.StringIO()):
+            yield
     finally:
         hf.set_verbosity(level)
         if bars:

@@ -80,6 +80,12 @@ def _attempt(make: Callable[[], Any], name: str) -> dict[str, Any]:
         return {"name": name, "it": None, "failed": f"{type(error).__name__}: {error}"}
 
 
+def _breakable(name: str) -> Markup:
+    """A name, escaped, that may break after its separators and not within its words."""
+    parts = re.split(r"(?<=[/_.-])", name)
+    return Markup("<wbr>").join(escape(part) for part in parts)
+
+
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -92,6 +98,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["number"] = words.number
+    environment.filters["breakable"] = _breakable
     environment.filters["visible"] = lambda text: words.visible(str(text))
     environment.filters["paper"] = linked_paper
     environment.filters["anchor"] = figures.anchor

@@ -161,22 +161,21 @@ def _judge(info: dict[str, Any], source: str | Path) -> tuple[str, ...]:
     inside = [key for key in missing if re.search(r"\.\d+\.", key)]
     if inside:
         raise AttoscopeError(
-            f"{source}: {len(inside)} weights of its layers are missing from the checkpoint and "
-            f"would be random ({_some(inside)}); "
-            + (f"it holds {len(unexpected)} others instead ({_some(unexpected)}); "
+            f"{source}: weights of its layers are missing from the checkpoint and would be random "
+            f"({len(inside)}: {_some(inside)}); "
+            + (f"it holds others instead ({len(unexpected)}: {_some(unexpected)}); "
                if unexpected else "")
             + "check that config.json belongs to these weights"
         )  # fmt: skip
     notes = []
     if missing:
         notes.append(
-            f"{len(missing)} weights outside the layers are missing from the checkpoint and "
-            f"were set at random: {_some(missing)}"
+            f"missing from the checkpoint and set at random, outside the layers: {_some(missing)}"
         )
     if unexpected:
         notes.append(
-            f"{len(unexpected)} weights of the checkpoint are not used by "
-            f"this architecture: {_some(unexpected)}"
+            "in the checkpoint and not used by this architecture: "
+            f"{_some(unexpected)} ({len(unexpected)})"
         )
     return tuple(notes)
 

@@ -88,7 +88,7 @@ class Alternating:
         anchor = 2.0 * self.v - self.y
         p.weight += anchor - p.anchor
         p.anchor = anchor
-        p.sweep(SWEEPS)
+        p.sweep(SWEEPS, inner=8)
         lag = LAG if self.memory.patience <= 16 else STRICT
         for _ in range(3):
             if p.push * self.size <= lag * p.scale() * self.apart:

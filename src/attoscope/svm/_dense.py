@@ -10,7 +10,7 @@ from typing import no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg.lapack import dposv
 
 from attoscope.svm._jit import kernel
 from attoscope.svm._kernels import clip
@@ -113,19 +113,18 @@ def within(lam: Array, step: Array, lower: Array, upper: Array) -> float:
 
 def solved(gram: Array, free: NDArray[np.bool_], r: Array) -> Array:
     """The step that makes the residuals of the free constraints vanish."""
-    part = gram[np.ix_(free, free)]
+    index = np.flatnonzero(free)
+    part = gram[index][:, index]
     out = np.zeros(len(r))
     ridge = RIDGE * float(np.trace(part)) / len(part)
     for _ in range(6):
-        part[np.diag_indices_from(part)] += ridge
-        try:
-            factor = cho_factor(part, lower=True, check_finite=False)
-        except np.linalg.LinAlgError:
-            ridge *= 100.0
-            continue
-        out[free] = cho_solve(factor, r[free], check_finite=False)
-        return out
-    out[free] = r[free] / np.diagonal(part)
+        part.flat[:: len(part) + 1] += ridge
+        _, found, failed = dposv(part, r[index], lower=1)
+        if not failed:
+            out[index] = found
+            return out
+        ridge *= 100.0
+    out[index] = r[index] / np.diagonal(part)
     return out
 
 

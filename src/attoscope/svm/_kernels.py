@@ -187,7 +187,14 @@ def local_grams(keys, seq, ref, ptr, tok, gptr, gram):
             y = own[tok[first + p]]
             for k in range(d):
                 u[p, k] = x[k] - y[k]
-        gram[gptr[i] : gptr[i] + size * size] = np.dot(u, u.T).ravel()
+        base = gptr[i]
+        for p in range(size):
+            for q in range(p + 1):
+                c = 0.0
+                for k in range(d):
+                    c += u[p, k] * u[q, k]
+                gram[base + p * size + q] = c
+                gram[base + q * size + p] = c
 
 
 @kernel

@@ -24,7 +24,7 @@ from attoscope.svm.selection import Array
 BLOCK = 32
 # Below this many constraints all of them are visited from the start.
 ALL = 50_000
-NEAR = 0.1
+NEAR, RTOL = 0.1, 0.05
 MOST = 64
 FIRST, SWEEPS, JUMP, LONGEST, INNER = 2, 3, 12, 48, 8
 
@@ -221,11 +221,14 @@ def solve(
         for _ in range(projector.turns_per_look()):
             tiny = len(projector.set.tok) <= dense.TINY
             if turn >= FIRST or (turn and tiny):
-                clock.done += projector.jump(min(projector.reach(), clock.left), 0.05)
-            # What was solved as a whole needs no more than a reading of what is left.
-            rounds = min(1 if turn and tiny else SWEEPS, clock.left)
-            projector.sweep(rounds)
-            clock.done += rounds
+                clock.done += projector.jump(min(projector.reach(), clock.left), RTOL)
+            face = np.count_nonzero(projector.set.lam)
+            for _ in range(min(SWEEPS, clock.left)):
+                projector.sweep(1)
+                clock.done += 1
+                # Where the face stands, or was solved as a whole, more sweeps add little.
+                if turn >= FIRST - tiny and face == np.count_nonzero(projector.set.lam):
+                    break
             turn += 1
             if projector.push < 0.3 * violation or clock.spent():
                 break

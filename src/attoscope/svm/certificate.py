@@ -171,6 +171,12 @@ def dual_total(selection: Selection, dual: Any) -> float:
 def dual_image(selection: Selection, dual: Any) -> Array:
     """sum lam_it (key_chosen - key_t) query_i^T, (key width, query width)."""
     sequences, tokens, width = selection.keys.shape
+    if sequences == len(selection.queries) and dual.nnz * width > FEW // 32:
+        if np.array_equal(selection.sequence, np.arange(sequences)):
+            table = dual.toarray()
+            own = selection.keys[np.arange(sequences), selection.reference]
+            pulled = np.matmul(table[:, None, :], selection.keys)[:, 0]
+            return np.asarray((table.sum(1)[:, None] * own - pulled).T @ selection.queries)
     if dual.nnz * width <= FEW:
         seq = selection.sequence[dual.row]
         own = selection.keys[seq, selection.reference[dual.row]]

@@ -16,7 +16,20 @@ from attoscope.diagnosis import Closeup
 from attoscope.measures.base import Reading
 from attoscope.report import closer, colours, curves, figures, html, picture
 
-VOID = {"meta", "link", "br", "img", "input", "hr", "base", "image", "path", "line", "rect"}
+VOID = {
+    "wbr",
+    "meta",
+    "link",
+    "br",
+    "img",
+    "input",
+    "hr",
+    "base",
+    "image",
+    "path",
+    "line",
+    "rect",
+}
 
 
 class Reader(HTMLParser):

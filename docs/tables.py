@@ -39,7 +39,7 @@ def readings(specs: Iterable[Spec]) -> str:
         f"{_cell(s.null_meaning or 'the same tokens in random order')} | {_cell(s.source)} |"
         for s in specs
     ]
-    head = ["| reading | unit | how to read it | null | source |", "| --- | --- | --- | --- | --- |"]
+    head = ["| reading | unit | how to read it | null | source |", "| --- " * 5 + "|"]
     return "\n".join(head + rows)
 
 

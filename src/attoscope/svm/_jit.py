@@ -12,7 +12,11 @@ FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compiles a kernel on first call; a cache that cannot be written costs only start-up time."""
+    """Compiles a kernel on first call; a cache that cannot be written costs only start-up time.
+
+    Numba's cache looks at the kernel's own file: after a change to a kernel that others call,
+    touch their files too (an installation writes them all).
+    """
     try:
         return numba.njit(cache=True, fastmath=FAST, nogil=True)(function)
     except (RuntimeError, OSError):

@@ -247,7 +247,10 @@ def _interval(sums: _Sums, index: int) -> tuple[Array, Array]:
     # A replicate may hold no document at all; such replicates are left out.
     empty = np.isnan(means).all(0)
     means = np.where(empty, 0.0, means)
-    # The function that minds NaN is many times slower, and with enough documents there is none.
+    lacking = np.isnan(means)
+    if means.ndim > 1:
+        means = means[~lacking[:, ~empty].all(1)] if (~empty).any() else means
+    # The function that minds NaN is many times slower: only where single heads lack something.
     percentile = np.nanpercentile if np.isnan(means).any() else np.percentile
     low, high = percentile(means, _ENDS, axis=0)
     return np.where(empty, np.nan, low), np.where(empty, np.nan, high)

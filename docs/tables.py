@@ -49,7 +49,9 @@ def findings(rules: Iterable[Rule]) -> str:
         f"| `{r.id}` | {r.severity} | {_cell(r.fires.__doc__ or '')} | {_cell(r.paper)} |"
         for r in rules
     ]
-    return "\n".join(["| finding | severity | when | source |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(
+        ["| finding | severity | when | source |", "| --- | --- | --- | --- |", *rows]
+    )
 
 
 def filled(page: str) -> str:

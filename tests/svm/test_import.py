@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+
 def python(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=170, check=True,

@@ -64,7 +64,9 @@ def test_a_gguf_file(smollm2_gguf: Path) -> None:
 
 def test_missing_weights_inside_a_layer_are_an_error(saved: Path) -> None:
     rewrite(saved, **{"encoder.layer.1.attention.self.query.weight": None})
-    with pytest.raises(AttoscopeError, match=r"weights of its layers are missing.*random \(1: "):
+    with pytest.raises(
+        AttoscopeError, match=r"weights of its layers are missing.*random \(1: "
+    ):
         Subject.load(saved)
 
 

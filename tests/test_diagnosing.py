@@ -206,6 +206,13 @@ def test_close_ups_show_real_words(reading: Diagnosis) -> None:
         assert "captain" in one.tokens
 
 
+def test_words_do_not_hang_on_what_was_read_first(minilm: Path) -> None:
+    """The survey of the layers is kept; the text that it was made on is another one."""
+    subject = Subject.load(minilm)
+    diagnose(subject, "Short.", null=False)
+    assert diagnose(subject, TEXTS, null=False).closeups
+
+
 def test_evidence_is_in_words(encoder: Subject) -> None:
     from attoscope.ward import broken
 

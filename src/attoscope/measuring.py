@@ -15,7 +15,6 @@ from attoscope.errors import AttoscopeError
 from attoscope.measures import first_measures
 from attoscope.measures.base import Measure, Reading, with_null
 from attoscope.trace import Batch, Layer, Layout, Subject, shuffled, watch
-from attoscope.trace.subject import head_of
 
 Progress = Callable[[int], None]
 Span = tuple[int, int] | None
@@ -151,23 +150,10 @@ def _remember(subject: Subject, found: Measurement, batch: Batch) -> None:
     found.documents += len(batch)
     if found.first is None:
         found.first = batch
-        found.readers = _readers(subject, batch)
+        found.readers = subject.layout(batch).readers
     ids = batch.inputs.get("input_ids") if isinstance(batch.inputs, dict) else None
     if not isinstance(ids, Tensor) or len(found.ids) >= _REMEMBERED:
         return
     for row, document in enumerate(batch.documents):
         kept = ids[row] if batch.valid is None else ids[row][batch.valid[row]]
         found.ids[document] = kept.cpu().numpy().astype(np.int32)
-
-
-def _readers(subject: Subject, batch: Batch) -> frozenset[str]:
-    """Stacks whose tokens are those of the text: as many as it has, and not a decoder beside."""
-    small = head_of(batch)
-    if small.valid is None:
-        return frozenset()
-    stacks = subject.layout(batch).stacks
-    return frozenset(
-        s.name
-        for s in stacks
-        if s.length == small.valid.shape[1] and not (len(stacks) > 1 and s.name == "decoder")
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,7 +60,8 @@ class Layout:
     """A model's stacks; `blocks` and `members` name the stack of a layer module, by its name.
 
     `members` holds every module of a stack's list, also those without attention, because they
-    count when layers are numbered. `plain` are layers in which no attention call was made.
+    count when layers are numbered. `plain` are layers in which no attention call was made;
+    `readers` the stacks whose tokens are those of the text.
     """
 
     stacks: tuple[Stack, ...]
@@ -69,6 +70,20 @@ class Layout:
     finals: dict[str, str]
     time_first: bool
     plain: tuple[str, ...]
+    readers: frozenset[str] = frozenset()
+
+    def reading(self, tokens: int | None) -> Layout:
+        """The same, knowing which stacks read the text, of which the survey had `tokens`.
+
+        They have as many tokens as it had; a decoder beside an encoder reads something else.
+        """
+        several = len(self.stacks) > 1
+        names = (
+            s.name
+            for s in self.stacks
+            if s.length == tokens and not (several and s.name == "decoder")
+        )
+        return replace(self, readers=frozenset(names))
 
     def stack(self, name: str) -> Stack:
         """The stack of that name."""

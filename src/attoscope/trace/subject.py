@@ -125,9 +125,9 @@ class Subject:
         if self._layout is None:
             small = head_of(batch)
             with undisturbed(self.model):
-                self._layout = survey(
-                    self.model, lambda: self.run(small), len(small), self._ignore
-                )
+                found = survey(self.model, lambda: self.run(small), len(small), self._ignore)
+            tokens = None if small.valid is None else small.valid.shape[1]
+            self._layout = found.reading(tokens)
             if self._batch_axis == 1:
                 self._layout = replace(self._layout, time_first=True)
         return self._layout

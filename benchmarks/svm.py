@@ -265,7 +265,7 @@ def large() -> dict[str, Any]:
         " held('VmHWM') - before, s.constraint_count)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", MEMORY + script], capture_output=True, text=True, check=True,
     )  # fmt: skip
     names = (
         "seconds",

@@ -30,6 +30,8 @@ GROWTH = 2.0
 REACH = 5.0
 LAG, STRICT = 10.0, 0.2
 SPAN = 1e3
+# The Frobenius solution that the alternation starts from need not be exact.
+FIRST_GAP = 0.1
 
 
 class Alternating:
@@ -62,20 +64,36 @@ class Alternating:
         return self.best
 
     def begin(self, clock: Clock) -> None:
-        p = self.projector
-        if np.isinf(self.C):
-            self.first.run(clock, 1e-3)
+        """The Frobenius solution, or the last fit's weight and multipliers, as V and U."""
+        p, old = self.projector, self.first.start
+        if old is not None:
+            p.begin()
+            image, self.v = p.weight.copy(), self.problem.inside(old.weight)
+        elif np.isinf(self.C):
+            self.first.run(clock, FIRST_GAP)
+            image, self.v = p.weight.copy(), p.weight.copy()
         else:
             p.begin()
             p.sweep(5, inner=3)
-        size = self.norm.dual.value(p.weight)
-        self.rho = self.first_rho = 1.0 / size if size > 0.0 else 1.0
-        self.v = p.weight.copy()
-        self.y = self.v + p.weight
+            image, self.v = p.weight.copy(), p.weight.copy()
+        self.rho = self.first_rho = self.penalty(image)
+        if old is not None:
+            p.set.lam /= self.rho
+            image = image / self.rho
+        self.y = self.v + image
+        p.anchor, p.weight = self.v - image, self.v.copy()
         self.size, self.apart, self.moved = float(np.linalg.norm(self.v)), np.inf, 0.0
         self.memory = Memory(self.y.size)
         p.cap = self.C / self.rho
         self.look()
+
+    def penalty(self, image: Array) -> float:
+        """The multipliers' image at the scale where it pairs with the norm, over the weight's."""
+        if self.first.start is not None:
+            own = float(np.linalg.norm(self.v))
+            return float(np.linalg.norm(image)) / own or 1.0 if own > 0.0 else 1.0
+        size = self.norm.dual.value(image)
+        return 1.0 / size if size > 0.0 else 1.0
 
     def turn(self) -> None:
         """One step y + RELAX (W - V) of Douglas and Rachford, V = prox(y), W = project(2 V - y)."""
@@ -107,6 +125,8 @@ class Alternating:
         p = self.projector
         scale = p.scale()
         self.looks += 1
+        if self.upper == np.inf and self.looks in (16, 128, 1024):
+            self.doubt()
         prune = self.looks % PRUNE == 1
         if prune or self.upper == np.inf:
             self.consider(p.weight, p.look(0.0, 1, keep=True))
@@ -124,6 +144,18 @@ class Alternating:
             self.raise_lower(total * scale, scale)
         elif size > 0.0:
             self.raise_lower(total / size, 1.0 / size)
+
+    def doubt(self) -> None:
+        """No weight in sight: the Frobenius problem finds one, or a contradiction."""
+        if np.isfinite(self.C) or self.first.start is None:
+            return
+        probe = type(self.first)(self.problem, self.C)
+        probe.interior = self.first.interior
+        try:
+            probe.run(Clock(5_000), FIRST_GAP)
+        except Exception:
+            self.projector.set = probe.projector.set
+            raise
 
     def consider(self, weight: Array, stats: Array) -> None:
         """Keep a weight that is better than what there is."""

@@ -35,13 +35,22 @@ class Solution:
     seconds: float
 
 
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What an earlier fit found: multipliers (query, token), and the weight."""
+
+    dual: Any
+    weight: Array
+
+
 class Frobenius:
     """The least Frobenius norm, by projecting 0; also the start of every other norm."""
 
-    def __init__(self, problem: Problem, C: float | int, start: Any = None) -> None:
+    def __init__(self, problem: Problem, C: float | int, start: Start | None = None) -> None:
         self.problem = problem
         self.C = C
-        old = None if start is None else from_table(problem, start)
+        self.start = start
+        old = None if start is None else from_table(problem, start.dual)
         self.projector = Projector(problem, C, old)
         # Given differences of scores between chosen keys do not survive a change of scale.
         wide = problem.rhs.size > 1
@@ -51,7 +60,14 @@ class Frobenius:
         self.interior: tuple[Array, float] | None = None
 
     def run(self, clock: Clock, tol: float | int) -> float:
-        self.projector.begin()
+        """Solve to a relative gap of `tol`; gives the gap."""
+        p = self.projector
+        p.begin()
+        total, square = float(p.set.rhs @ p.set.lam), float(np.vdot(p.weight, p.weight))
+        if self.start is not None and np.isinf(self.C) and total > 0.0 and square > 0.0:
+            # Multipliers of another norm, or another price, at the scale that suits this one.
+            p.set.lam *= total / square
+            p.weight *= total / square
         return solve(self.projector, clock, self.gap, tol)
 
     def gap(self) -> float:
@@ -190,9 +206,9 @@ def solve_selection(
     C: float | int,
     tol: float | int,
     clock: Clock,
-    start: Any = None,
+    start: Start | None = None,
 ) -> Solution:
-    """Solve and certify. `start` is a (query, token) table of multipliers to begin from.
+    """Solve and certify. `start` is what an earlier fit found on a problem of this shape.
 
     Raises `InfeasibleSelection` where a contradiction is proved.
     """

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from attoscope.errors import AttoscopeError
 from attoscope.svm._project import Clock
-from attoscope.svm._solve import Solution, solve_selection
+from attoscope.svm._solve import Solution, Start, solve_selection
 from attoscope.svm.norms import Norm, as_norm
 from attoscope.svm.selection import Array, Selection
 
@@ -117,11 +117,13 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
             )
         return as_norm(self.norm)
 
-    def _start(self, selection: Selection) -> Any:
-        """Multipliers of the last fit, where they can serve as a start."""
+    def _start(self, selection: Selection) -> Start | None:
+        """What the last fit found, where it can serve as a start."""
         if not self.warm_start or not hasattr(self, "dual_"):
             return None
-        return self.dual_ if self.dual_.shape == selection.selected.shape else None
+        fits = self.dual_.shape == selection.selected.shape
+        fits = fits and self.weight_.shape == selection.shape[2:]
+        return Start(self.dual_, self.weight_) if fits and self.dual_.nnz else None
 
     def _keep(self, selection: Selection, solution: Solution, clock: Clock) -> None:
         certificate = solution.certificate

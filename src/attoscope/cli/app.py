@@ -6,6 +6,7 @@ import typer
 
 from attoscope.cli.check import check
 from attoscope.cli.diagnose import diagnose
+from attoscope.cli.svm import svm
 
 app = typer.Typer(
     name="attoscope",
@@ -16,3 +17,4 @@ app = typer.Typer(
 )
 app.command()(diagnose)
 app.command()(check)
+app.command()(svm)

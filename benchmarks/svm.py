@@ -188,7 +188,7 @@ def middle() -> dict[str, Any]:
             lower = ours(s, norm, 1e-10).lower_bound_
             table["liblinear"] = least(
                 lambda tol: peers.liblinear(s, tol),
-                [1e-3, 1e-6, 1e-9],
+                [10.0**-k for k in range(3, 10)],
                 lambda w, lower=lower: gap_of(s, "frobenius", w, lower),
                 goal,
             )

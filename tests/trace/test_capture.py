@@ -202,6 +202,18 @@ def test_the_models_own_failure_is_one_sentence() -> None:
         subject.layout(Batch({"input_ids": ids}, (0,)))
 
 
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError("z"), AssertionError("a"), StopIteration()]
+)
+def test_whatever_a_model_raises_is_one_sentence(error: Exception) -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise error
+
+    with pytest.raises(AttoscopeError, match=type(error).__name__):
+        watch(Subject.of(Failing()), Batch(torch.ones(1, 2, 3), (0,)), lambda *_: None)
+
+
 def test_memory_is_that_of_one_layer_and_not_of_length_squared() -> None:
     """Peak bytes beyond the plain pass grow with the length, not with its square."""
     from transformers import GPT2Config, GPT2Model

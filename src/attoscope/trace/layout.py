@@ -16,16 +16,12 @@ import torch
 from torch import nn
 
 from attoscope.errors import AttoscopeError
-from attoscope.trace.capture import Capture, capturing
+from attoscope.trace.capture import capturing
 from attoscope.trace.frames import Frame, framed
 from attoscope.trace.merge import are_heads
+from attoscope.trace.missed import Seen, nothing_found, plain_layers, refuse_missed
 from attoscope.trace.rows import allowed_rows
 from attoscope.trace.types import AttentionCall
-
-LOOKED_FOR = (
-    "the attention registry of transformers, F.scaled_dot_product_attention (also inside "
-    "nn.MultiheadAttention), and a softmax between two batched products or einsums"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +86,13 @@ class Layout:
         return next(s for s in self.stacks if s.name == name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one attention call looked like, without its tensors."""
-
-    path: tuple[Frame, ...]
-    queries: int
-    crossing: bool
-    heads: int
-    key_heads: int
-    causal: bool
-    route: str
-
-
 def survey(model: nn.Module, run: Any, batch: int, ignore: tuple[str, ...] = ()) -> Layout:
     """Run once (`run()` is the forward pass) and find the stacks, or say what is missing.
 
     Modules whose name starts with one of `ignore` may stay unwatched: use it for attention that
     is not softmax attention.
     """
-    seen: list[_Seen] = []
+    seen: list[Seen] = []
     entered: list[Frame] = []
 
     def on_call(call: AttentionCall) -> None:
@@ -120,7 +103,7 @@ def survey(model: nn.Module, run: Any, batch: int, ignore: tuple[str, ...] = ())
             capture.where = lambda: frames[-1].name if frames else ""
             run()
     if not seen:
-        raise AttoscopeError(_nothing_found(model, capture))
+        raise AttoscopeError(nothing_found(model, capture))
     return _arrange(model, seen, entered, ignore, tuple(capture.unfinished))
 
 
@@ -139,12 +122,12 @@ def puts_time_first(model: nn.Module) -> bool:
     )
 
 
-def _look(call: AttentionCall, path: tuple[Frame, ...]) -> _Seen:
+def _look(call: AttentionCall, path: tuple[Frame, ...]) -> Seen:
     batch, heads, queries, keys = call.shape
     first = torch.zeros(batch, 1, dtype=torch.long, device=_device(call))
     causal = keys > 1 and bool((allowed_rows(call, first).sum(-1) <= 1).all())
     groups = heads if call.key is None else call.key.shape[1]
-    return _Seen(path, queries, queries != keys, heads, groups, causal, call.route)
+    return Seen(path, queries, queries != keys, heads, groups, causal, call.route)
 
 
 def _device(call: AttentionCall) -> torch.device:
@@ -155,7 +138,7 @@ def _device(call: AttentionCall) -> torch.device:
 
 def _arrange(
     model: nn.Module,
-    seen: list[_Seen],
+    seen: list[Seen],
     entered: list[Frame],
     ignore: tuple[str, ...],
     unfinished: tuple[str, ...],
@@ -175,15 +158,15 @@ def _arrange(
         _stack(path, labels, seen, block_of, indices, order[path], finals)
         for path, indices in containers.items()
     )
-    plain = _plain(entered, seen, members, blocks, ignore)
-    _refuse_missed(model, seen, blocks, plain, unfinished, ignore)
+    plain = plain_layers(entered, seen, members, blocks, ignore)
+    refuse_missed(model, seen, blocks, plain, unfinished, ignore)
     time_first = any(
         isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()
     )
     return Layout(stacks, blocks, members, {n: s for s, n in finals.items()}, time_first, plain)
 
 
-def _block(model: nn.Module, seen: _Seen) -> Frame:
+def _block(model: nn.Module, seen: Seen) -> Frame:
     """The frame that is the layer around a call; see the rule at the top of this file."""
     same = [f for f in seen.path if f.name and _keeps_shape(f)]
     numbered = [f for f in same if f.name.rpartition(".")[2].isdigit()]
@@ -225,7 +208,7 @@ def _numbering(
     ] or [f for f in block_of if _container(f.name) == path][:1]
 
 
-def _labels(containers: dict[str, list[int]], seen: list[_Seen]) -> dict[str, str]:
+def _labels(containers: dict[str, list[int]], seen: list[Seen]) -> dict[str, str]:
     """A short name for each stack: encoder or decoder, by its path or else by causality."""
     wanted = {}
     for path, indices in containers.items():
@@ -243,7 +226,7 @@ def _labels(containers: dict[str, list[int]], seen: list[_Seen]) -> dict[str, st
 def _stack(
     path: str,
     labels: dict[str, str],
-    seen: list[_Seen],
+    seen: list[Seen],
     block_of: list[Frame],
     indices: list[int],
     order: list[Frame],
@@ -314,91 +297,3 @@ def _finals(
 
 def _is_norm(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
-
-
-def _plain(
-    entered: list[Frame],
-    seen: list[_Seen],
-    members: dict[str, str],
-    blocks: dict[str, str],
-    ignore: tuple[str, ...],
-) -> tuple[str, ...]:
-    """Layers without a call; an attention module that ran unwatched is an error."""
-    caught = {id(frame) for one in seen for frame in one.path}
-    owners = {type(one.path[-1].module) for one in seen}
-    missed = [
-        frame
-        for frame in entered
-        if id(frame) not in caught
-        and (type(frame.module) in owners or _looks_like_attention(frame.module))
-        and not frame.name.startswith(ignore or ("\0",))
-        and not any(frame.name.startswith(f"{one.path[-1].name}.") for one in seen)
-    ]
-    if missed:
-        names = ", ".join(dict.fromkeys(f.name for f in missed[:4]))
-        raise AttoscopeError(
-            f"{len(missed)} attention module(s) ran without a call that could be watched "
-            f"({names}; {type(missed[0].module).__name__}), while {len(seen)} calls were; looked "
-            f"for {LOOKED_FOR}; load the model with attn_implementation='sdpa' or 'eager', or "
-            "name them in `ignore` if they are not softmax attention"
-        )
-    return tuple(dict.fromkeys(name for name in members if name not in blocks))
-
-
-def _refuse_missed(
-    model: nn.Module,
-    seen: list[_Seen],
-    blocks: dict[str, str],
-    plain: tuple[str, ...],
-    unfinished: tuple[str, ...],
-    ignore: tuple[str, ...],
-) -> None:
-    """An error for a layer without a call that is built like those that attend, or that took a
-    softmax over scores."""
-    kinds = {_build(model, name) for name in blocks}
-    caught = {one.path[-1].name for one in seen}
-    for name in plain:
-        if name.startswith(ignore or ("\0",)):
-            continue
-        softmax = any(where == name or where.startswith(f"{name}.") for where in unfinished)
-        if softmax or _build(model, name) in kinds:
-            raise AttoscopeError(
-                f"layer {name} ({type(model.get_submodule(name)).__name__}) made no attention call "
-                f"that could be watched, while {len(caught)} modules did; looked for {LOOKED_FOR}; "
-                "name it in `ignore` if it is not softmax attention"
-            )
-
-
-def _build(model: nn.Module, name: str) -> tuple[type, ...]:
-    """The classes of a module and of everything in it."""
-    return tuple(type(module) for module in model.get_submodule(name).modules())
-
-
-def _looks_like_attention(module: nn.Module) -> bool:
-    """By its class name, when it holds weights of its own to project with."""
-    name = type(module).__name__.lower()
-    if "attention" not in name and "attn" not in name:
-        return False
-    matrices = sum(p.dim() == 2 for p in module.parameters())
-    return matrices >= 2
-
-
-def _nothing_found(model: nn.Module, capture: Capture) -> str:
-    likely = [n for n, m in model.named_modules() if _looks_like_attention(m)]
-    found = (
-        f"{capture.softmaxes} softmax calls with three axes or more and modules named like "
-        f"attention ({', '.join(likely[:3])})"
-        if likely
-        else f"{capture.softmaxes} softmax calls with three axes or more and no module named "
-        "like attention"
-    )
-    advice = (
-        "if it uses a fused kernel, load it with attn_implementation='sdpa'"
-        if hasattr(model, "config")
-        else "if it attends with a kernel of its own, call F.scaled_dot_product_attention instead"
-    )
-    return (
-        f"no attention was seen in {type(model).__name__}: looked for {LOOKED_FOR}; found "
-        f"{found}; attoscope watches softmax attention, so a model without it (an SSM, an MLP) has "
-        f"nothing to show; {advice}"
-    )

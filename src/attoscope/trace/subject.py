@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
-from attoscope.trace.frames import undisturbed
+from attoscope.trace.frames import VisitorError, undisturbed
 from attoscope.trace.layout import Layout, puts_time_first, queries_of_first_call, survey
 from attoscope.trace.types import Batch
 
@@ -87,16 +87,9 @@ class Subject:
         inputs = _moved(batch.inputs, self.device, self.dtype)
         try:
             return self._feed(self.model, inputs)
-        except AttoscopeError:
+        except (AttoscopeError, VisitorError):
             raise
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            IndexError,
-            KeyError,
-            AttributeError,
-        ) as error:
+        except Exception as error:  # a foreign model may raise anything
             raise AttoscopeError(
                 f"the model failed on this input ({type(error).__name__}: {_first_line(error)}); "
                 f"inputs were {_describe(batch.inputs)}; check them against the model's forward"

@@ -40,7 +40,7 @@ _QUANTITIES = (*STATISTICS, "head_write")
 BLOCK_BYTES = 32 * 2**20
 # Blocks of this many rows stay in a processor's cache from one pass to the next, and are large
 # enough for the products; larger and smaller ones take up to twice as long.
-_BLOCK_ROWS = 48
+_BLOCK_ROWS = 32
 
 
 class Selection:

@@ -270,13 +270,17 @@ def test_bad_input_is_one_sentence_and_exit_code_two(
     assert message in said.err and said.err.count("\n") == 1
     assert said.err.startswith("attoscope: ")
     assert not said.out
-    assert not [f for f in workplace.rglob("*") if f.is_file()]
+    assert not list(workplace.rglob("*"))
 
 
-def test_no_such_model_or_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_such_model_or_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert run(["diagnose", "/no/such/model"]) == 2
     assert run(["frobnicate"]) == 2
     assert run(["diagnose"]) == 2
+    assert not list(tmp_path.iterdir())
     assert "Traceback" not in capsys.readouterr().err
 
 

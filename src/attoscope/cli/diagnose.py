@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attoscope.cli import PARTIAL
-from attoscope.cli.inputs import Inputs, gather, row_count, span, writable
+from attoscope.cli.inputs import Inputs, gather, made, row_count, span, writable
 from attoscope.cli.options import (
     Device,
     Dtype,
@@ -127,6 +127,7 @@ def _write(
 ) -> None:
     written = []
     if folder is not None:
+        made(folder)
         written = [
             diagnosis.to_html(folder / "report.html"),
             diagnosis.to_json(folder / "report.json"),

@@ -205,15 +205,28 @@ def row_count(rows: str) -> int | None:
 
 
 def writable(folder: Path) -> Path:
-    """The folder, made if need be; an error now rather than after the work."""
+    """The folder, tried without making it: an error now rather than after the work."""
     import tempfile
 
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise AttoscopeError(
             f"--out: {folder} cannot be written to ({error.strerror}); give a folder that can"
+        ) from error
+    return folder
+
+
+def made(folder: Path) -> Path:
+    """The folder, made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AttoscopeError(
+            f"--out: {folder} cannot be made ({error.strerror}); give a folder that can"
         ) from error
     return folder

@@ -38,8 +38,8 @@ from attoscope.trace.types import AttentionCall, Batch, Layer
 
 _QUANTITIES = (*STATISTICS, "head_write")
 BLOCK_BYTES = 32 * 2**20
-# Blocks of this many rows stay in a processor's cache from one pass to the next, and are large
-# enough for the products; larger and smaller ones take up to twice as long.
+# Blocks of 24 to 48 rows take the same time: they stay in a processor's cache from one pass to the
+# next, and are large enough for the products. More rows take more memory.
 _BLOCK_ROWS = 32
 
 

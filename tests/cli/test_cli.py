@@ -108,17 +108,31 @@ def test_a_fault_of_ours_is_told_from_a_failed_check(
     assert "ZeroDivisionError" in said and "please report it" in said
 
 
+def wait_until_it_loads(process: subprocess.Popen[bytes]) -> None:
+    """Until the process has mapped torch: it is at work, and nothing is finished yet."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    for _ in range(600):
+        if not maps.exists() or "libtorch" in maps.read_text():
+            return
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc to see it load")
 def test_an_early_interrupt_says_that_nothing_was_written(minilm: Path, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "attoscope.cli", "diagnose", str(minilm), "--out", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ},
-    )  # fmt: skip
-    time.sleep(0.8)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    command = [sys.executable, "-m", "attoscope.cli", "diagnose", str(minilm), "--out"]
+    for attempt in range(3):
+        out = tmp_path / str(attempt)
+        process = subprocess.Popen(
+            [*command, str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        wait_until_it_loads(process)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        if process.returncode != 0:  # else a library swallowed the interrupt: try again
+            break
     assert process.returncode == 130
     assert b"interrupted; nothing was written" in errors
-    assert not list(tmp_path.iterdir())
+    assert not out.exists()
 
 
 def test_json_goes_to_standard_output_and_nowhere_else(
@@ -299,7 +313,7 @@ def test_an_interrupt_leaves_whole_files_or_none(minilm: Path, tmp_path: Path) -
     _, errors = process.communicate(timeout=90)
     assert process.returncode == 130, errors.decode()
     assert b"Traceback" not in errors
-    left = sorted(f.name for f in out.iterdir())
+    left = sorted(f.name for f in out.iterdir()) if out.exists() else []
     assert left in ([], ["report.html", "report.json"])
     if left:
         report = json.loads((out / "report.json").read_text())

@@ -190,6 +190,31 @@ def test_an_interrupt_keeps_what_was_finished(encoder: Subject) -> None:
         diagnose(encoder, texts(), batch_size=1)
 
 
+def test_an_interrupt_inside_a_batch_leaves_no_trace_of_it(encoder: Subject) -> None:
+    """Layers that had already run on the unfinished batch must not count it."""
+    passes = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == watched + 1:
+            raise KeyboardInterrupt
+
+    expected = diagnose(encoder, TEXTS[:2], batch_size=2, null=False)
+    layer = encoder.model.encoder.layer[3]
+    # How often that layer runs until one batch is finished; the next time is inside the second.
+    watched = 10**9
+    handle = layer.register_forward_pre_hook(interrupt)
+    diagnose(encoder, TEXTS[:2], batch_size=2, null=False)
+    watched, passes = passes - 1, 0  # the close-ups run it once more, after the batches
+    try:
+        found = diagnose(encoder, TEXTS, batch_size=2, null=False, keep_finished=True)
+    finally:
+        handle.remove()
+    assert found.data["interrupted"] and found.data["documents"] == 2
+    same(expected, found)
+
+
 def test_without_data_the_sample_is_read(encoder: Subject) -> None:
     found = diagnose(encoder, max_tokens=16, null=False)
     assert any("built-in sample" in note for note in found.data["notes"])

@@ -29,17 +29,24 @@ class Measurement:
     """Measures after a run: `real` on the data, `null` on the shuffled part of it.
 
     `ids` keeps the token ids of the first documents, so that evidence can be put in words, and
-    `readers` names the stacks whose tokens these are. `documents` counts what was finished.
+    `readers` names the stacks whose tokens these are.
     """
 
     real: tuple[Measure, ...]
     null: tuple[Measure, ...]
-    documents: int = 0
     null_documents: int = 0
     interrupted: bool = False
     first: Batch | None = None
     ids: dict[int, NDArray[np.int32]] = field(default_factory=dict)
     readers: frozenset[str] = frozenset()
+
+    def add(self, other: Measurement) -> None:
+        """Take in what another measurement of the same measures has seen."""
+        for mine, theirs in zip(
+            (*self.real, *self.null), (*other.real, *other.null), strict=True
+        ):
+            mine.merge(theirs)
+        self.null_documents += other.null_documents
 
     def readings(self) -> tuple[Reading, ...]:
         """All readings, each with its null where there is one."""
@@ -66,13 +73,20 @@ def measure(
     `layers` = (first, end) measures only these layers of each stack. With `keep_finished` an
     interrupt after the first batch ends the run and keeps what was measured.
     """
-    real, shuffled_too = (tuple(first_measures(rows=rows, seed=seed)) for _ in range(2))
-    found = Measurement(real, shuffled_too)
+
+    def empty() -> Measurement:
+        real, mixed = (tuple(first_measures(rows=rows, seed=seed)) for _ in range(2))
+        return Measurement(real, mixed)
+
+    found = empty()
     try:
         for batch in batches:
-            watch(subject, batch, _visitor(found.real, layers))
+            # On its own first: a batch that is interrupted half-way must leave no trace.
+            part = empty()
+            watch(subject, batch, _visitor(part.real, layers))
             if null:
-                _null_pass(subject, batch, found, seed, layers)
+                _null_pass(subject, batch, part, seed, layers)
+            found.add(part)
             _remember(subject, found, batch)
             if progress is not None:
                 progress(len(batch))
@@ -108,7 +122,9 @@ def _null_pass(
     chosen = [
         row for row, doc in enumerate(batch.documents) if doc < 2 or doc % NULL_EVERY == 0
     ]
-    part = take(batch, chosen) if chosen else None
+    floats = isinstance(batch.inputs, Tensor) and batch.inputs.dim() == 3
+    axis = subject.batch_axis(batch.inputs) if floats else 0
+    part = take(batch, chosen, axis) if chosen else None
     mixed = shuffled(subject, part, seed) if part is not None else None
     if mixed is None:
         return
@@ -116,8 +132,8 @@ def _null_pass(
     found.null_documents += len(mixed)
 
 
-def take(batch: Batch, rows: list[int]) -> Batch:
-    """Some documents of a batch, cut to the longest of them."""
+def take(batch: Batch, rows: list[int], axis: int = 0) -> Batch:
+    """Some documents of a batch, cut to the longest of them; `axis` counts them in a tensor."""
     index = torch.tensor(rows)
     size = len(batch)
     length = None if batch.valid is None else batch.valid.shape[1]
@@ -133,7 +149,6 @@ def take(batch: Batch, rows: list[int]) -> Batch:
     if isinstance(inputs, dict):
         inputs = {k: part(v) for k, v in inputs.items()}
     elif isinstance(inputs, Tensor):
-        axis = 0 if inputs.shape[0] == size else 1
         inputs = inputs.index_select(axis, index.to(inputs.device))
     return replace(
         batch,
@@ -147,7 +162,6 @@ def take(batch: Batch, rows: list[int]) -> Batch:
 
 
 def _remember(subject: Subject, found: Measurement, batch: Batch) -> None:
-    found.documents += len(batch)
     if found.first is None:
         found.first = batch
         found.readers = subject.layout(batch).readers

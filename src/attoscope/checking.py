@@ -17,6 +17,7 @@ from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Batch, Layer, Subject, attention_rows, batches, subject_of, watch
 from attoscope.trace.frames import undisturbed
 from attoscope.unchanged import compare_outputs
+from attoscope.words import many
 
 TOKENS = 48
 ROW_SUM = 1e-3
@@ -93,12 +94,12 @@ def _layers(subject: Subject, batch: Batch) -> Promise:
     parts = []
     for stack in layout.stacks:
         route = ", ".join(f"{n} by {name}" for name, n in stack.routes)
-        heads = f"{stack.heads} heads"
+        heads = many(stack.heads, "head")
         if stack.key_heads != stack.heads:
-            heads += f" on {stack.key_heads} key heads"
-        parts.append(f"{stack.name}: {len(stack.layers)} layers, {heads} ({route})")
+            heads += f" on {many(stack.key_heads, 'key head')}"
+        parts.append(f"{stack.name}: {many(len(stack.layers), 'layer')}, {heads} ({route})")
     if layout.plain:
-        parts.append(f"{len(layout.plain)} layers without softmax attention")
+        parts.append(f"{many(len(layout.plain), 'layer')} without softmax attention")
     return Promise("layers caught", True, "; ".join(parts))
 
 

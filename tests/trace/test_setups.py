@@ -48,7 +48,7 @@ def test_weights_that_are_brought_in_layer_by_layer(place: str, tmp_path: Path) 
 
 
 def test_a_model_split_over_devices() -> None:
-    """Stand-in for two devices: each half insists on tensors that it was handed by its hook."""
+    """All on one device here: what is tried are the hooks that move tensors between modules."""
     import accelerate
 
     subject, batch = make("gpt2")

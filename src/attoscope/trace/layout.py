@@ -160,10 +160,8 @@ def _arrange(
     )
     plain = plain_layers(entered, seen, members, blocks, ignore)
     refuse_missed(model, seen, blocks, plain, unfinished, ignore)
-    time_first = any(
-        isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in model.modules()
-    )
-    return Layout(stacks, blocks, members, {n: s for s, n in finals.items()}, time_first, plain)
+    by_module = {module: stack for stack, module in finals.items()}
+    return Layout(stacks, blocks, members, by_module, puts_time_first(model), plain)
 
 
 def _block(model: nn.Module, seen: Seen) -> Frame:

@@ -21,6 +21,7 @@ from attoscope.svm import (
     finite_part,
     fit_many,
 )
+from attoscope.tasks import unit_sphere
 from tests.svm.random_problems import small, unit
 
 
@@ -252,10 +253,48 @@ def test_a_bound_on_the_rank() -> None:
     assert free.rank_ > 2
     same = AttentionSVM("nuclear", tol=1e-6, max_rank=free.rank_).fit_selection(base)
     assert same.objective_ == pytest.approx(free.objective_, rel=1e-4)
-    with pytest.warns(ConvergenceWarning):
-        two = AttentionSVM("frobenius", max_rank=4).fit_selection(base)
-    assert two.rank_ <= 4 and two.margin_ >= 1 - 1e-9
-    assert two.objective_ >= free.lower_bound_ / np.sqrt(free.rank_)
+    objectives = []
+    for rank in (8, 4, 3, 2):
+        two = AttentionSVM("frobenius", max_rank=rank).fit_selection(base)
+        assert np.linalg.matrix_rank(two.weight_, tol=1e-7) <= rank
+        assert two.margin_ >= 1 - 1e-9
+        objectives.append(two.objective_)
+    assert objectives == sorted(objectives)
+    assert "rank at most 2" in two.status_ and two.status_.startswith("limit")
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "nuclear", "spectral"])
+def test_rank_one_where_its_optimum_is_known(norm: str) -> None:
+    # Of rank one, all three norms are the same: the optimum is the nuclear one, which has rank 1.
+    angle = np.pi / 3
+    keys = np.zeros((2, 2, 2))
+    keys[0, 0], keys[1, 0] = (1.0, 0.0), (0.0, 1.0)
+    queries = [[1.0, 0.0], [np.cos(angle), np.sin(angle)]]
+    model = AttentionSVM(norm, max_rank=1, tol=1e-7).fit(keys, queries, [0, 0])
+    expected = np.sqrt(2.0) / np.cos(angle / 2)
+    np.testing.assert_allclose(model.objective_, expected, rtol=1e-6)
+    np.testing.assert_allclose(model.weight_, [[1.0, np.tan(angle / 2)]] * 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("norm, optimum", [("frobenius", 16887.62), ("nuclear", 16972.07)])
+def test_margins_that_hardly_exist(norm: str, optimum: float) -> None:
+    # Descent alone would need millions of passes; the optimum is that of Lawson and Hanson's NNLS.
+    data = unit_sphere(41, 5, 15, 3)
+    selected = np.random.default_rng(41).integers(0, 15, 5)
+    model = AttentionSVM(norm).fit(data.tokens, data.queries, selected)
+    assert model.objective_ == pytest.approx(optimum, rel=1e-6)
+    assert model.gap_ <= 1e-6 and model.n_iter_ < 2_000
+
+
+def test_no_weight_of_so_low_a_rank() -> None:
+    # Scores along one direction put the three keys in one order: the middle one never wins.
+    keys = np.tile(np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]), (3, 1, 1))
+    queries = np.eye(3)
+    free = AttentionSVM().fit(keys, queries, [0, 1, 2])
+    assert free.rank_ == 2
+    with pytest.warns(ConvergenceWarning, match="no weight with rank at most 1"):
+        one = AttentionSVM(max_rank=1).fit(keys, queries, [0, 1, 2])
+    assert one.gap_ == np.inf and np.linalg.matrix_rank(one.weight_) <= 1
 
 
 def test_many_problems_side_by_side() -> None:

@@ -8,11 +8,13 @@ the projection, rescaled, are the dual candidate that certifies the result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, no_type_check
 
 import numpy as np
 
 from attoscope.svm import _scan as scans
+from attoscope.svm._dense import by_cholesky
+from attoscope.svm._jit import kernel
 from attoscope.svm._problem import Problem
 from attoscope.svm._project import Clock, Projector
 from attoscope.svm.norms import Norm
@@ -160,7 +162,9 @@ class Alternating:
     def consider(self, weight: Array, stats: Array) -> None:
         """Keep a weight that is better than what there is."""
         upper, point = self.bound(weight, stats)
-        if upper < self.upper and stats[scans.UNEQUAL] <= self.tol * self.projector.scale():
+        # What making scores equal costs afterwards has to be small beside the gap.
+        equal = stats[scans.UNEQUAL] <= 0.1 * self.tol * self.projector.scale()
+        if upper < self.upper and equal:
             self.upper, self.best = upper, point
 
     def raise_lower(self, value: float, scale: float) -> None:
@@ -235,21 +239,39 @@ class Memory:
         """Where the last points, mixed so that their steps cancel best, are sent."""
         if not self.order:
             return None
-        *rest, last = self.order
-        share = np.zeros(DEPTH)
-        share[last] = 1.0
-        if len(rest) > 1 and self.plain <= 0:
-            cross = self.gram[last, last] - self.gram[last, rest]
-            square = cross[:, None] + cross[None, :] - self.gram[last, last]
-            square += self.gram[np.ix_(rest, rest)]
+        order = self.order if self.plain <= 0 and len(self.order) > 2 else self.order[-1:]
+        return np.asarray(
+            mixed_step(self.gram, self.points, self.steps, np.array(order), REACH * self.last)
+        )
+
+
+@kernel
+@no_type_check
+def mixed_step(gram, points, steps, order, reach):
+    """Least squares over the steps in `order` (the newest last); at most `reach` off the newest."""
+    rest, last = order.shape[0] - 1, order[-1]
+    share = np.zeros(rest + 1)
+    share[rest] = 1.0
+    if rest > 0:
+        square, cross = np.empty((rest, rest)), np.empty(rest)
+        own, trace = gram[last, last], 0.0
+        for a in range(rest):
+            cross[a] = own - gram[last, order[a]]
+        for a in range(rest):
+            for b in range(rest):
+                square[a, b] = cross[a] + cross[b] - own + gram[order[a], order[b]]
+            trace += square[a, a]
+        for a in range(rest):
             # Steps that do not differ say nothing: what they leave undetermined stays small.
-            ridge = 1e-10 * np.trace(square) + 1e-12 * self.gram[last, last] + 1e-300
-            square[np.diag_indices(len(rest))] += ridge
-            part = np.linalg.lstsq(square, cross, rcond=1e-13)[0]
-            share[rest] = part
-            share[last] -= part.sum()
-        used = self.order
-        out = share[used] @ self.points[used] + share[used] @ self.steps[used]
-        plain = self.points[last] + self.steps[last]
-        far = float(np.linalg.norm(out - plain)) / (REACH * self.last + 1e-300)
-        return np.asarray(out if far <= 1.0 else plain + (out - plain) / far)
+            square[a, a] += 1e-10 * trace + 1e-12 * own + 1e-300
+        part, done = by_cholesky(square, cross)
+        if done:
+            for a in range(rest):
+                share[a] = part[a]
+                share[rest] -= part[a]
+    plain = points[last] + steps[last]
+    out = np.zeros_like(plain)
+    for a in range(rest + 1):
+        out += share[a] * (points[order[a]] + steps[order[a]])
+    far = np.sqrt(np.sum((out - plain) ** 2)) / (reach + 1e-300)
+    return out if far <= 1.0 else plain + (out - plain) / far

@@ -10,16 +10,17 @@ from typing import no_type_check
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.lapack import dposv
 
 from attoscope.svm._jit import kernel
-from attoscope.svm._kernels import clip
+from attoscope.svm._kernels import clip, pushed
 from attoscope.svm._problem import Problem, WorkingSet
 from attoscope.svm.selection import Array
 
-ROUNDS, SWEEPS = 12, 40
-TINY, LARGEST = 400, 2500
+ROUNDS, SWEEPS = 12, 8
+TINY, LARGEST = 400, 3500
 RIDGE = 1e-12
+# Newton stops when no multiplier is pushed by more than this share of the first residual.
+REST = 1e-8
 
 
 def pays(problem: Problem, working: WorkingSet, iterations: int) -> bool:
@@ -35,49 +36,155 @@ def pays(problem: Problem, working: WorkingSet, iterations: int) -> bool:
 def inner_products(problem: Problem, working: WorkingSet) -> Array:
     """<A_p, A_q> of the working set's constraint matrices A = (key[ref] - key[t]) query^T."""
     p, s = problem, working
-    i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
-    apart = p.keys[p.seq[i], p.ref[i]] - p.keys[p.seq[i], s.tok]
-    z = p.queries[i]
-    return np.asarray((apart @ apart.T) * (z @ z.T))
+    return np.asarray(write_out(p.keys, p.seq, p.ref, p.queries, s.ptr, s.tok))
 
 
-def newton_step(gram: Array, working: WorkingSet, residual: Array, cap: float) -> Array:
-    """The change of multipliers; its dual gain is never negative."""
-    s = working
-    lam, r = s.lam.copy(), residual.copy()
-    diagonal = np.maximum(np.diagonal(gram), 1e-300)
-    lower = np.where(s.equal, -np.inf, 0.0)
-    upper = np.where(s.equal, np.inf, cap)
-    descend(gram, lam, r, s.equal, cap, SWEEPS, 1e-5)
-    for _ in range(ROUNDS):
-        aim = lam + r / diagonal
-        free = (s.equal | ((aim > 0.0) & (aim < cap))) & (s.sq > 0.0)
-        if not free.any():
+def newton_step(
+    gram: Array, working: WorkingSet, residual: Array, cap: float
+) -> tuple[Array, float]:
+    """The multipliers after it, never worse ones, and how far one still wants to move."""
+    lam, r = working.lam.copy(), residual.copy()
+    return lam, float(newton(gram, lam, r, working.equal, working.sq, cap, ROUNDS))
+
+
+def solved(gram: Array, free: NDArray[np.bool_], r: Array) -> Array:
+    """The step that makes the residuals of the free constraints vanish."""
+    return np.asarray(face_solution(gram, np.flatnonzero(free), r))
+
+
+@kernel
+@no_type_check
+def write_out(keys, seq, ref, queries, ptr, tok):
+    m, d = tok.shape[0], keys.shape[2]
+    apart = np.empty((m, d))
+    owner = np.empty(m, np.int64)
+    for i in range(ref.shape[0]):
+        own = keys[seq[i]]
+        x = own[ref[i]]
+        for p in range(ptr[i], ptr[i + 1]):
+            y = own[tok[p]]
+            owner[p] = i
+            for k in range(d):
+                apart[p, k] = x[k] - y[k]
+    gram = np.dot(apart, apart.T)
+    cross = np.dot(queries, queries.T)
+    for p in range(m):
+        row = cross[owner[p]]
+        for q in range(m):
+            gram[p, q] *= row[owner[q]]
+    return gram
+
+
+@kernel
+@no_type_check
+def newton(gram, lam, r, equal, sq, cap, rounds):
+    """Changes `lam` and the residuals `r` until no multiplier wants to move, or `rounds` ran."""
+    m = lam.shape[0]
+    rest = REST * np.abs(r).max() if m else 0.0
+    worst = np.inf if m else 0.0
+    index = np.empty(m, np.int64)
+    short, aim = np.empty(m), np.empty(m)
+    for _ in range(rounds):
+        # Coordinate descent guesses at the face.
+        descend(gram, lam, r, equal, cap, SWEEPS, 1e-5)
+        count = 0
+        for p in range(m):
+            goal = lam[p] + r[p] / max(gram[p, p], 1e-300)
+            if sq[p] > 0.0 and (equal[p] or 0.0 < goal < cap):
+                index[count] = p
+                count += 1
+        if count == 0:
             break
-        full = solved(gram, free, r)
-        aim = lam + full
-        if (
-            free.sum() == np.count_nonzero(lam)
-            and (aim >= lower).all()
-            and (aim <= upper).all()
-        ):
-            lam, r = aim, r - gram @ full
+        full = face_solution(gram, index[:count], r)
+        share, inside = 1.0, True
+        for p in range(m):
+            aim[p] = clip(lam[p] + full[p], equal[p], cap) - lam[p]
+            if aim[p] != full[p]:
+                inside = False
+                edge = cap if full[p] > 0.0 else 0.0
+                share = min(share, (edge - lam[p]) / full[p])
+        if not inside:
+            # The better of two: cut every multiplier at its bound, or stop at the first bound.
+            for p in range(m):
+                short[p] = share * full[p]
+            if gain_of(gram, short, r) > gain_of(gram, aim, r):
+                aim[:] = short
+        if gain_of(gram, aim, r) <= 0.0:
             break
-        step = np.clip(aim, lower, upper) - lam
-        fixed = ~free & ~s.equal
-        step[fixed] = np.clip(lam + r / diagonal, 0.0, cap)[fixed] - lam[fixed]
-        short = within(lam, full, lower, upper) * full
-        change, part, gain = _uphill(gram, step, r)
-        other, part_other, gain_other = _uphill(gram, short, r)
-        if gain_other > gain:
-            change, part, gain = other, part_other, gain_other
-        if gain <= 0.0:
+        curve = np.dot(aim, np.dot(gram, aim))
+        length = min(1.0, np.dot(r, aim) / curve) if curve > 0.0 else 1.0
+        change = np.dot(gram, aim)
+        worst = 0.0
+        for p in range(m):
+            lam[p] = clip(lam[p] + length * aim[p], equal[p], cap)
+            r[p] -= length * change[p]
+            worst = max(worst, pushed(r[p], lam[p], equal[p], cap))
+        if worst <= rest:
             break
-        done = np.array_equal(change, full)
-        lam, r = np.clip(lam + change, lower, upper), r - part
+    return worst
+
+
+@kernel
+@no_type_check
+def gain_of(gram, step, r):
+    """How much the dual gains by the best part of a step, none where it goes downhill."""
+    slope = np.dot(r, step)
+    if slope <= 0.0:
+        return 0.0
+    curve = np.dot(step, np.dot(gram, step))
+    share = min(1.0, slope / curve) if curve > 0.0 else 1.0
+    return share * slope - 0.5 * share * share * curve
+
+
+@kernel
+@no_type_check
+def face_solution(gram, index, r):
+    """The step over `index` that makes their residuals vanish; zero elsewhere."""
+    count = index.shape[0]
+    part, goal = np.empty((count, count)), np.empty(count)
+    trace = 0.0
+    for a in range(count):
+        row = gram[index[a]]
+        goal[a] = r[index[a]]
+        trace += row[index[a]]
+        for b in range(count):
+            part[a, b] = row[index[b]]
+    out = np.zeros(r.shape[0])
+    ridge = RIDGE * trace / max(count, 1)
+    for _ in range(6):
+        for a in range(count):
+            part[a, a] += ridge
+        ridge *= 100.0
+        found, done = by_cholesky(part, goal)
         if done:
-            break
-    return lam - s.lam
+            for a in range(count):
+                out[index[a]] = found[a]
+            return out
+    for a in range(count):
+        out[index[a]] = goal[a] / max(part[a, a], 1e-300)
+    return out
+
+
+@kernel
+@no_type_check
+def by_cholesky(matrix, goal):
+    """The solution of a positive definite system, and whether it was one."""
+    x = goal.copy()
+    try:
+        factor = np.linalg.cholesky(matrix)
+    except Exception:
+        return x, False
+    n = goal.shape[0]
+    for a in range(n):
+        s = x[a]
+        for k in range(a):
+            s -= factor[a, k] * x[k]
+        x[a] = s / factor[a, a]
+    for a in range(n - 1, -1, -1):
+        x[a] /= factor[a, a]
+        for k in range(a):
+            x[k] -= factor[a, k] * x[a]
+    return x, True
 
 
 @kernel
@@ -109,31 +216,3 @@ def within(lam: Array, step: Array, lower: Array, upper: Array) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         room = np.where(step > 0.0, (upper - lam) / step, (lower - lam) / step)
     return float(np.clip(np.min(room[step != 0.0], initial=1.0), 0.0, 1.0))
-
-
-def solved(gram: Array, free: NDArray[np.bool_], r: Array) -> Array:
-    """The step that makes the residuals of the free constraints vanish."""
-    index = np.flatnonzero(free)
-    part = gram[index][:, index]
-    out = np.zeros(len(r))
-    ridge = RIDGE * float(np.trace(part)) / len(part)
-    for _ in range(6):
-        part.flat[:: len(part) + 1] += ridge
-        _, found, failed = dposv(part, r[index], lower=1)
-        if not failed:
-            out[index] = found
-            return out
-        ridge *= 100.0
-    out[index] = r[index] / np.diagonal(part)
-    return out
-
-
-def _uphill(gram: Array, step: Array, r: Array) -> tuple[Array, Array, float]:
-    """The step shortened to the best point along it, what it does to residuals, and its gain."""
-    change = gram @ step
-    slope, curve = float(r @ step), float(step @ change)
-    share = min(1.0, slope / curve) if curve > 0.0 else 1.0
-    if slope <= 0.0:
-        return step, change, 0.0
-    gain = share * slope - 0.5 * share**2 * curve
-    return (step, change, gain) if share == 1.0 else (share * step, share * change, gain)

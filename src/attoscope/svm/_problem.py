@@ -142,6 +142,11 @@ class WorkingSet:
         gptr, gram = _local(problem, ptr, tok, local)
         return WorkingSet(ptr, tok, lam, h, sq, equal, gptr, gram)
 
+    def small(self, problem: Problem) -> bool:
+        """Whether non-negative least squares on the written-out constraints is quick."""
+        m, size = len(self.lam), problem.shape[0] * problem.shape[1]
+        return m * size <= 4_000_000 and min(m, size) <= 600
+
     def table(self, problem: Problem) -> Array:
         """Multipliers as (query, token), in the caller's order of queries."""
         out = np.zeros(problem.state.shape)

@@ -24,9 +24,12 @@ from attoscope.svm.selection import Array
 BLOCK = 32
 # Below this many constraints all of them are visited from the start.
 ALL = 50_000
-NEAR, RTOL = 2.0, 0.05
+NEAR = 2.0
+# How far conjugate gradients go: further once the free multipliers are the same as before.
+RTOL, SETTLED_RTOL = 0.05, 0.003
 MOST = 64
-FIRST, SWEEPS, JUMP, LONGEST, INNER = 2, 3, 12, 48, 4
+SMALL, SMALL_SWEEPS = 1_000, 4
+FIRST, SWEEPS, JUMP, LONGEST, INNER = 2, 3, 12, 48, 8
 
 
 @dataclass
@@ -59,10 +62,11 @@ class Projector:
     def __init__(self, problem: Problem, cap: float, start: WorkingSet | None = None) -> None:
         self.problem = problem
         self.cap = cap
+        self.warm = start is not None
         self.set = start or WorkingSet.empty(len(problem.queries))
         self.anchor = np.zeros(problem.shape)
         self.weight = np.zeros(problem.shape)
-        self.push = np.inf
+        self.push, self.whole = np.inf, False
         self.sought, self.looks, self._stale = np.inf, 0, False
         self._reach, self._face = JUMP, 0
         self.stats: Array = np.zeros(6)
@@ -78,22 +82,25 @@ class Projector:
             self.set.lam[bounded] = np.clip(self.set.lam[bounded], 0.0, self.cap)
             self.weight += self.set.weight(self.problem, self.set.lam)
             return
-        # The direction that favours every chosen key says which constraints come first.
-        hint = self.weight if self._few else _hebb(self.problem)
-        self.look(np.inf, np.iinfo(np.int64).max if self._few else 8, at=hint)
+        if self._few:
+            self.problem.state[(self.problem.state & 3) != scans.NONE] |= scans.WORKING
+            self._stale = True
+        else:
+            # The direction that favours every chosen key says which constraints come first.
+            self.look(np.inf, 8, at=_hebb(self.problem))
         self.renew(local=not self._few)
 
     def room(self) -> int:
         """How many keys may join per query: about as many as already count, and a few more."""
         return 4 + int(1.5 * np.count_nonzero(self.set.lam) / len(self.problem.queries))
 
-    def reach(self) -> int:
-        """Conjugate-gradient iterations worth taking: more once the face has settled."""
+    def reach(self) -> tuple[int, float]:
+        """Conjugate-gradient iterations worth taking, and how far: more once the face settled."""
         count = int(np.count_nonzero(self.set.lam))
         settled = abs(count - self._face) <= 0.003 * count
         self._face = count
         self._reach = min(2 * self._reach, LONGEST) if settled else JUMP
-        return self._reach
+        return self._reach, SETTLED_RTOL if settled else RTOL
 
     def few(self) -> bool:
         """Whether the working set is solved as a whole."""
@@ -143,12 +150,18 @@ class Projector:
         )
 
     def jump(self, iterations: int, rtol: float | int) -> int:
-        """Conjugate gradients over the free multipliers; gives the iterations that it took."""
+        """Conjugate gradients over the free multipliers; gives the iterations that it took.
+
+        Where it pays, the working set is solved as a whole: `push` says how well.
+        """
         p, s = self.problem, self.set
         residual = s.rhs - s.margins(p, self.weight)
-        if dense.pays(p, s, iterations):
+        self.whole = dense.pays(p, s, iterations)
+        if self.whole:
             gram = dense.inner_products(p, s)
-            self._take(dense.newton_step(gram, s, residual, self.cap))
+            lam, self.push = dense.newton_step(gram, s, residual, self.cap)
+            self.weight += s.weight(p, lam - s.lam)
+            s.lam = lam
             return 1
         aim = s.lam + residual / np.maximum(s.sq * np.repeat(p.zz, np.diff(s.ptr)), 1e-300)
         free = s.equal | ((aim > 0.0) & (aim < self.cap))
@@ -191,6 +204,23 @@ class Projector:
             lam = np.where(s.equal, lam - step, np.maximum(lam - step, 0.0))
         return np.asarray(lam)
 
+    def direct(self, multipliers: Callable[[Problem, WorkingSet], Array]) -> bool:
+        """Solve all constraints at once, where they are few: multipliers up to scale."""
+        self.problem.state[(self.problem.state & 3) != scans.NONE] |= scans.WORKING
+        whole = self.set.rebuilt(self.problem, local=True)
+        if not whole.small(self.problem):
+            return False
+        lam = multipliers(self.problem, whole)
+        image = whole.weight(self.problem, lam)
+        square, total = float(np.vdot(image, image)), float(whole.rhs @ lam)
+        if not 0.0 < square < np.inf or total <= 0.0:
+            return False
+        whole.lam = lam * (total / square)
+        self.set = whole
+        self.refresh()
+        self.look(-np.inf, 0, keep=True)
+        return True
+
     def refresh(self) -> None:
         """The weight made again from the multipliers: rounding does not pile up."""
         self.weight = self.anchor + self.set.weight(self.problem, self.set.lam)
@@ -210,9 +240,12 @@ def solve(
     `gap` reads `projector.stats` and multipliers, after each look at all constraints.
     """
     scale = projector.scale()
-    projector.sweep(2, inner=3)
-    clock.done += 2
-    near, turn = 0.3, 0
+    # A small problem is solved as a whole as soon as its face can be guessed.
+    cold = not projector.warm and len(projector.set.tok) <= SMALL
+    first = SMALL_SWEEPS if cold else 2
+    projector.sweep(first, inner=3)
+    clock.done += first
+    near, turn = (0.3, 0) if first == 2 else (0.05, FIRST)
     while True:
         slack = projector.look(near * scale, projector.room())[0]
         value = gap()
@@ -225,16 +258,22 @@ def solve(
         reach = 0.05 * NEAR if projector.few() else NEAR
         near = min(0.3, reach * violation / scale + 0.01)
         for _ in range(projector.turns_per_look()):
-            tiny = projector.few()
-            if turn >= FIRST or (turn and tiny):
-                clock.done += projector.jump(min(projector.reach(), clock.left), RTOL)
-            face = np.count_nonzero(projector.set.lam)
-            for _ in range(min(SWEEPS, clock.left)):
-                projector.sweep(1)
-                clock.done += 1
-                # Where the face stands, or was solved as a whole, more sweeps add little.
-                if turn >= FIRST - tiny and face == np.count_nonzero(projector.set.lam):
-                    break
+            if turn >= FIRST or (turn and projector.few()):
+                iterations, rtol = projector.reach()
+                clock.done += projector.jump(min(iterations, clock.left), rtol)
             turn += 1
+            if not (projector.whole and projector.push < 1e-6 * violation):
+                settle(projector, clock, turn)
             if projector.push < 0.3 * violation or clock.spent():
                 break
+
+
+def settle(projector: Projector, clock: Clock, turn: int) -> None:
+    """A few sweeps; where the face stands, or was solved as a whole, more add little."""
+    face = np.count_nonzero(projector.set.lam)
+    for _ in range(min(SWEEPS, clock.left)):
+        projector.sweep(1)
+        clock.done += 1
+        late = turn > FIRST - projector.few()
+        if late and face == np.count_nonzero(projector.set.lam):
+            return

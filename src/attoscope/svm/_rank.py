@@ -12,6 +12,9 @@ from attoscope.svm.norms import Norm, Schatten
 from attoscope.svm.selection import Array, Selection
 
 ROUNDS = 30
+NUCLEAR = Schatten(1)
+# Of a unit of shortfall, where a space of this rank cannot hold all margins.
+PRICE, BRIEF = 1e3, 100
 
 
 def limited(
@@ -25,21 +28,27 @@ def limited(
     """A weight of at most this rank, from an unrestricted solution.
 
     With W = P Q^T and Q fixed, P solves a Frobenius problem whose queries are Q^T query; then the
-    same for Q. The bound that is certified is that of the unrestricted optimum, so the gap says
-    what the restriction costs at most.
+    same for Q. Starts from the solution, and from that of another norm, cut to the rank. The
+    bound that is certified is that of the unrestricted optimum, so the gap says what the
+    restriction costs at most; it is infinite where no weight of this rank was found.
     """
     values = np.linalg.svd(solution.weight, compute_uv=False)
     if np.count_nonzero(values > 1e-9 * max(values[0], 1e-300)) <= rank:
         return solution
+    other = FROBENIUS if norm == NUCLEAR else NUCLEAR
+    starts = [solution.weight, solve_selection(selection, other, np.inf, 1e-4, clock).weight]
     best, upper = np.zeros_like(solution.weight), np.inf
-    weight = solution.weight
-    for _ in range(ROUNDS):
-        weight = _half(selection, norm, weight, rank, tol, clock, keys=False)
-        weight = _half(selection, norm, weight, rank, tol, clock, keys=True)
-        certificate = certify(selection, weight, solution.dual, norm)
-        if certificate.upper >= upper * (1.0 - tol) or clock.spent():
-            break
-        best, upper = weight, certificate.upper
+    for start in starts:
+        weight, reached = start, np.inf
+        for _ in range(ROUNDS):
+            weight = _half(selection, norm, weight, rank, tol, clock, keys=False)
+            weight = _half(selection, norm, weight, rank, tol, clock, keys=True)
+            now = certify(selection, weight, solution.dual, norm).upper
+            if now < upper:
+                best, upper = weight, now
+            if now < np.inf and now >= reached * (1.0 - tol) or clock.spent():
+                break
+            reached = now
     certificate = certify(selection, best, solution.dual, norm)
     return Solution(best, solution.dual, certificate, clock.done, clock.seconds)
 
@@ -53,11 +62,14 @@ def _half(
     clock: Clock,
     keys: bool,
 ) -> Array:
-    """The best weight with the same row space (`keys`: column space), of the given rank."""
+    """The best weight with the same row space (`keys`: column space), of the given rank.
+
+    Where none separates, the one that falls short least: the other half may mend it.
+    """
     u, s, vt = np.linalg.svd(weight, full_matrices=False)
     # For the nuclear norm the factors share the singular values, else they only span.
-    share = np.sqrt(s[:rank]) if norm == Schatten(1) else np.ones(rank)
-    kept = share > 1e-9 * share.max()
+    share = np.sqrt(s[:rank]) if norm == NUCLEAR else np.ones(min(rank, len(s)))
+    kept = s[:rank] > 1e-9 * max(s[0], 1e-300)
     basis = (u[:, :rank] if keys else vt[:rank].T)[:, kept] * share[kept]
     if keys:
         smaller = selection.replace(keys=selection.keys @ basis)
@@ -67,6 +79,8 @@ def _half(
     try:
         found = solve_selection(smaller, FROBENIUS, np.inf, max(tol, 1e-8), inner)
     except InfeasibleSelection:
-        return weight
+        brief = Clock(min(BRIEF, inner.left), clock.time_limit, began=clock.began)
+        found = solve_selection(smaller, FROBENIUS, PRICE, 1e-3, brief)
+        inner.done += brief.done
     clock.done += inner.done
     return np.asarray(basis @ found.weight if keys else found.weight @ basis.T)

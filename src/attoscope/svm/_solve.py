@@ -22,6 +22,8 @@ SUSPECT = 0.03
 # A margin missed by less than this, relative to the right-hand sides, is held.
 ROUNDING = 1e-12
 PROOF = 1e-10
+# After so many looks without a weight that separates, a small problem is solved directly.
+DIRECT = (32, 256, 2048)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +89,8 @@ class Frobenius:
             lower = total / np.sqrt(square) if square > 0.0 else 0.0
             if upper == np.inf:
                 seek_contradiction(self.problem, p)
+                if p.looks in DIRECT and p.direct(least_distance):
+                    return self.gap()
         if upper <= 0.0:
             return 0.0
         if lower <= 0.0 or upper == np.inf:
@@ -124,25 +128,18 @@ def seek_contradiction(problem: Problem, projector: Projector) -> None:
         # A key equal to the chosen one (or a query of zero) cannot be told apart at all.
         s.lam = hopeless / float(s.rhs @ hopeless)
         raise Contradiction
-    ratio = vanishing(problem, projector, s.lam)
+    ratio = vanishing(problem, s, s.lam)
     if ratio > SUSPECT or ratio > 0.5 * projector.sought:
         return
-    small = is_small(problem, s)
-    looks = projector.looks
+    small, looks = s.small(problem), projector.looks
     if not small and ratio > PROOF and (looks < 8 or looks & (looks - 1)):
         # Completing a proof costs as much as many passes: tried after 8, 16, 32 … looks.
         return
     projector.sought = ratio if small else np.inf
-    for proof in (s.lam, least_distance(problem, s) if small else rounded(projector)):
-        if vanishing(problem, projector, proof) <= PROOF:
+    for proof in (s.lam, least_distance(problem, s, True) if small else rounded(projector)):
+        if vanishing(problem, s, proof) <= PROOF:
             s.lam = proof / float(s.rhs @ proof)
             raise Contradiction
-
-
-def is_small(problem: Problem, working: WorkingSet) -> bool:
-    """Whether non-negative least squares on the written-out constraints is quick."""
-    m, size = len(working.lam), problem.shape[0] * problem.shape[1]
-    return m * size <= 4_000_000 and min(m, size) <= 600
 
 
 def rounded(projector: Projector) -> Array:
@@ -151,9 +148,8 @@ def rounded(projector: Projector) -> Array:
     return np.where(projector.set.equal, lam, np.maximum(lam, 0.0))
 
 
-def vanishing(problem: Problem, projector: Projector, lam: Array) -> float:
+def vanishing(problem: Problem, s: WorkingSet, lam: Array) -> float:
     """Size of the combination of constraints over the sizes of its terms; 0 contradicts."""
-    s = projector.set
     i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
     terms = float(np.abs(lam) @ np.sqrt(s.sq * problem.zz[i]))
     if not 0.0 < terms < np.inf or float(s.rhs @ lam) <= 0.0:
@@ -161,8 +157,12 @@ def vanishing(problem: Problem, projector: Projector, lam: Array) -> float:
     return float(np.linalg.norm(s.weight(problem, lam / terms)))
 
 
-def least_distance(problem: Problem, s: WorkingSet) -> Array:
-    """Non-negative multipliers of total 1 whose combination is smallest (Lawson and Hanson)."""
+def least_distance(problem: Problem, s: WorkingSet, proof: bool = False) -> Array:
+    """Multipliers of total 1 whose combination is smallest (Lawson and Hanson).
+
+    Up to scale they are the solution, or prove that there is none. A proof where no right-hand
+    side is negative needs only their signs, which a `proof` takes: sizes may then differ widely.
+    """
     from scipy.optimize import nnls
 
     i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
@@ -170,7 +170,8 @@ def least_distance(problem: Problem, s: WorkingSet) -> Array:
     apart = own - problem.keys[problem.seq[i], s.tok]
     design = (apart[:, :, None] * problem.queries[i][:, None, :]).reshape(len(i), -1)
     size = np.maximum(np.linalg.norm(design, axis=1), 1e-300)
-    design = np.hstack([design, s.rhs[:, None]]) / size[:, None]
+    side = np.sign(s.rhs) if proof and (s.rhs >= 0.0).all() else s.rhs / size
+    design = np.hstack([design / size[:, None], side[:, None]])
     # Free multipliers are the difference of two non-negative ones.
     sides = np.vstack([design, -design[s.equal]])
     goal = np.zeros(design.shape[1])
@@ -234,7 +235,6 @@ def _run(
 ) -> Array:
     if norm == FROBENIUS:
         first.run(clock, 0.5 * tol)
-        first.projector.refresh()
         return first.projector.weight
     from attoscope.svm._admm import Alternating
 
@@ -248,7 +248,9 @@ def _finished(
     dual = sparse_dual(problem, first.projector.set)
     interior = None if first.interior is None else problem.outside(first.interior[0])
     if np.isinf(C):
-        point = feasible_weight(weight, problem.scan(weight, -np.inf, 0), first)
+        seen = norm == FROBENIUS  # the solver stopped after a look at this very weight
+        stats = first.projector.stats if seen else problem.scan(weight, -np.inf, 0)
+        point = feasible_weight(weight, stats, first)
         if point is not None:
             # A hair more than needed, so that no margin ends below through rounding.
             weight = point if first.interior is not None else point * (1.0 + 1e-15)

@@ -22,7 +22,7 @@ from attoscope.svm.selection import Array, Selection
 # A margin missed by less than this, relative to the right-hand sides, is held.
 ROUNDING = 1e-11
 # So many numbers are multiplied out at once; more go through a sparse product.
-FEW = 2**20
+FEW = 2**15
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def certify(
             margins with something to spare; a little of it repairs what `weight` misses.
     """
     norm = as_norm(norm)
-    dual = _clean(selection, dual)
+    dual = multipliers(selection, dual)
     total = dual_total(selection, dual)
     image = dual_image(selection, dual)
     weight, reading = _repaired(selection, np.asarray(weight, np.float64), interior, C)
@@ -136,21 +136,40 @@ def _soft(
     return (max(0.0, scale * total) if np.isfinite(scale) else 0.0), upper
 
 
-def _clean(selection: Selection, dual: Any) -> Any:
-    """Multipliers as a sparse table: none where nothing competes, none negative."""
-    table = sparse.coo_array(dual)
-    if table.shape != selection.selected.shape:
+@dataclass(frozen=True, eq=False)
+class Multipliers:
+    """Those that count: entry k belongs to (query `row[k]`, token `col[k]`)."""
+
+    row: NDArray[np.int64]
+    col: NDArray[np.int64]
+    data: Array
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def multipliers(selection: Selection, dual: Any) -> Multipliers:
+    """Multipliers of a (query, token) table: none where nothing competes, none negative."""
+    shape = np.shape(dual)
+    if shape != selection.selected.shape:
         raise AttoscopeError(
-            f"dual: got shape {table.shape}; expected {selection.selected.shape} (query, token)"
+            f"dual: got shape {shape}; expected {selection.selected.shape} (query, token)"
         )
-    i, t, value = table.row, table.col, np.asarray(table.data, np.float64)
+    if sparse.issparse(dual):
+        rows = dual.tocsr()
+        i = np.repeat(np.arange(shape[0]), np.diff(rows.indptr))
+        t, value = rows.indices, np.asarray(rows.data, np.float64)
+    else:
+        table = np.asarray(dual, np.float64)
+        i, t = np.nonzero(table)
+        value = table[i, t]
     if not np.isfinite(value).all():
         raise AttoscopeError("dual: got NaN or infinite multipliers; expected finite numbers")
     keep = (value > 0.0) | selection.selected[i, t]
     keep &= t != selection.reference[i]
     if selection.allowed is not None:
         keep &= selection.allowed[i, t]
-    return sparse.coo_array((value[keep], (i[keep], t[keep])), shape=table.shape)
+    return Multipliers(i[keep], t[keep], value[keep])
 
 
 def right_sides(selection: Selection, i: NDArray[Any], t: NDArray[Any]) -> Array:
@@ -163,21 +182,15 @@ def right_sides(selection: Selection, i: NDArray[Any], t: NDArray[Any]) -> Array
     return np.asarray(out)
 
 
-def dual_total(selection: Selection, dual: Any) -> float:
+def dual_total(selection: Selection, dual: Multipliers) -> float:
     """sum of multipliers times right-hand sides."""
-    return float(dual.data @ right_sides(selection, dual.row, dual.col)) if dual.nnz else 0.0
+    return float(dual.data @ right_sides(selection, dual.row, dual.col))
 
 
-def dual_image(selection: Selection, dual: Any) -> Array:
+def dual_image(selection: Selection, dual: Multipliers) -> Array:
     """sum lam_it (key_chosen - key_t) query_i^T, (key width, query width)."""
-    sequences, tokens, width = selection.keys.shape
-    if sequences == len(selection.queries) and dual.nnz * width > FEW // 32:
-        if np.array_equal(selection.sequence, np.arange(sequences)):
-            table = dual.toarray()
-            own = selection.keys[np.arange(sequences), selection.reference]
-            pulled = np.matmul(table[:, None, :], selection.keys)[:, 0]
-            return np.asarray((table.sum(1)[:, None] * own - pulled).T @ selection.queries)
-    if dual.nnz * width <= FEW:
+    tokens, width = selection.keys.shape[1:]
+    if len(dual) * width <= FEW:
         seq = selection.sequence[dual.row]
         own = selection.keys[seq, selection.reference[dual.row]]
         apart = (own - selection.keys[seq, dual.col]) * dual.data[:, None]
@@ -187,33 +200,43 @@ def dual_image(selection: Selection, dual: Any) -> Array:
     flat = selection.keys.reshape(-1, width)
     columns = offset[dual.row] + dual.col
     minus = sparse.csr_array((dual.data, (dual.row, columns)), shape=(n, len(flat)))
-    ref = offset + selection.reference
-    plus = sparse.csr_array((minus.sum(1), (np.arange(n), ref)), shape=(n, len(flat)))
-    return np.asarray(((plus - minus) @ flat).T @ selection.queries)
+    own = flat[offset + selection.reference] * minus.sum(1)[:, None]
+    return np.asarray((own - minus @ flat).T @ selection.queries)
 
 
 def _read(selection: Selection, weight: Array) -> _Reading:
     """One pass over all constraints, in blocks of queries."""
     out = _Reading()
+    plain = selection.bias is None and selection.required.size == 1
     for rows, scores in selection.score_blocks(weight):
         selected = selection.selected[rows]
         if selection.bias is not None:
             scores = scores + selection.bias[rows]
         ref = selected.argmax(1)
         margin = np.take_along_axis(scores, ref[:, None], 1) - scores
-        required = (
-            selection.required[rows] if selection.required.size > 1 else selection.required
-        )
+        out.unequal = max(out.unequal, float(np.abs(margin[selected]).max()))
         competes = ~selected
         if selection.allowed is not None:
             competes &= selection.allowed[rows]
+        required = selection.required if plain else _rows(selection.required, rows)
         slack = np.where(competes, margin - required, np.inf)
+        least = float(slack.min())
+        out.slack = min(out.slack, least)
+        if least < 0.0:
+            out.hinge -= float(np.minimum(slack, 0.0).sum())
+        h = float(required[0, 0])
+        if plain and h > 0.0:
+            # The least margin says it all.
+            out.margin = min(out.margin, least + h)
+            out.need = max(out.need, h / (least + h) if least + h > 0.0 else np.inf)
+            continue
         out.margin = min(out.margin, float(np.where(competes, margin, np.inf).min()))
-        out.slack = min(out.slack, float(slack.min()))
-        out.hinge += float(np.maximum(-slack, 0.0).sum())
-        out.unequal = max(out.unequal, float(np.abs(margin[selected]).max()))
         _scaling(selection, rows, margin, required, competes, out)
     return out
+
+
+def _rows(required: Array, rows: Any) -> Array:
+    return required[rows] if required.size > 1 else required
 
 
 def _scaling(

@@ -19,6 +19,11 @@ from attoscope.svm.norms import Norm, as_norm
 from attoscope.svm.selection import Array, Selection
 
 OPTIMAL = "optimal: the certified gap is within the tolerance"
+RANK = (
+    "limit: the best weight found with rank at most {rank}, {gap:.2%} above the unrestricted "
+    "optimum at most (the restricted problem is not convex)"
+)
+NONE = "limit: no weight with rank at most {rank} was found that separates; allow a higher rank"
 LIMIT = "limit: stopped by {what} at a certified gap of {gap:.1e}; allow more or a larger tol"
 
 
@@ -138,10 +143,18 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ = solution.n_iter
         self.n_features_in_ = selection.shape[2]
         self.status_ = OPTIMAL
-        if not self.gap_ <= self.tol:
+        if self.gap_ <= self.tol:
+            return
+        if self.max_rank is not None and not clock.spent() and np.isfinite(self.gap_):
+            self.status_ = RANK.format(rank=self.max_rank, gap=self.gap_)
+            return
+        what = "rounding"
+        if clock.spent():
             what = "max_iter" if clock.done >= self.max_iter else "time_limit"
-            self.status_ = LIMIT.format(what=what, gap=self.gap_)
-            warnings.warn(self.status_, ConvergenceWarning, stacklevel=3)
+        self.status_ = LIMIT.format(what=what, gap=self.gap_)
+        if self.max_rank is not None and not clock.spent():
+            self.status_ = NONE.format(rank=self.max_rank)
+        warnings.warn(self.status_, ConvergenceWarning, stacklevel=3)
 
     @property
     def support_(self) -> Int[np.ndarray, "pair 2"]:

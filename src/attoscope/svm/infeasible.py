@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from attoscope.errors import AttoscopeError
-from attoscope.svm.certificate import _clean, dual_image, dual_total
+from attoscope.svm.certificate import dual_image, dual_total, multipliers
 from attoscope.svm.selection import Selection
 
 # A combination of constraints this small, relative to its terms, counts as zero in float64.
@@ -31,8 +31,8 @@ class Farkas:
     @property
     def residual(self) -> float:
         """||sum dual A||_F over the sum of ||dual A||_F: 0 for a perfect proof."""
-        dual = _clean(self.selection, self.dual)
-        if not dual.nnz:
+        dual = multipliers(self.selection, self.dual)
+        if not len(dual):
             return float("inf")
         s = self.selection
         seq = s.sequence[dual.row]
@@ -46,14 +46,14 @@ class Farkas:
     @property
     def excluded_norm(self) -> float:
         """No weight of Frobenius norm below this has the required margins; ideally infinite."""
-        dual = _clean(self.selection, self.dual)
+        dual = multipliers(self.selection, self.dual)
         image = float(np.linalg.norm(dual_image(self.selection, dual)))
         total = dual_total(self.selection, dual)
         return total / image if image > 0.0 else float("inf")
 
     def verify(self) -> bool:
         """Whether the proof holds, computed from the data and the multipliers alone."""
-        dual = _clean(self.selection, self.dual)
+        dual = multipliers(self.selection, self.dual)
         return dual_total(self.selection, dual) > 0.0 and self.residual <= ZERO
 
     def __len__(self) -> int:

@@ -9,6 +9,8 @@ from attoscope.trace.memory import parameter_count as parameter_count
 from attoscope.trace.rows import Rows as Rows
 from attoscope.trace.rows import attention_rows as attention_rows
 from attoscope.trace.rows import row_blocks as row_blocks
+from attoscope.trace.selections import HeadSelection as HeadSelection
+from attoscope.trace.selections import head_selections as head_selections
 from attoscope.trace.shuffle import shuffled as shuffled
 from attoscope.trace.subject import Subject as Subject
 from attoscope.trace.subject import subject_of as subject_of

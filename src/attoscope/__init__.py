@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from attoscope.diagnosis import Diagnosis as Diagnosis
     from attoscope.errors import AttoscopeError as AttoscopeError
     from attoscope.findings import Finding as Finding
+    from attoscope.papers import reproduce as reproduce
+    from attoscope.svm import AttentionSVM as AttentionSVM
+    from attoscope.svm import Selection as Selection
     from attoscope.trace import Subject as Subject
+    from attoscope.trace import head_selections as head_selections
     from attoscope.trace import watch as watch
 
 __version__ = "0.1.0"
@@ -30,6 +34,10 @@ _HOMES = {
     "Diagnosis": "attoscope.diagnosis",
     "diagnose": "attoscope.diagnosing",
     "check": "attoscope.checking",
+    "AttentionSVM": "attoscope.svm",
+    "Selection": "attoscope.svm",
+    "head_selections": "attoscope.trace",
+    "reproduce": "attoscope.papers",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 

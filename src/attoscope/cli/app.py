@@ -6,6 +6,8 @@ import typer
 
 from attoscope.cli.check import check
 from attoscope.cli.diagnose import diagnose
+from attoscope.cli.papers import papers
+from attoscope.cli.reproduce import reproduce
 from attoscope.cli.svm import svm
 
 app = typer.Typer(
@@ -18,3 +20,5 @@ app = typer.Typer(
 app.command()(diagnose)
 app.command()(check)
 app.command()(svm)
+app.command()(papers)
+app.command()(reproduce)

@@ -1,5 +1,6 @@
 # make demo   a diagnosis of a real model in report.html and report.json
 # make test   lint, types and tests
+# make claims every claim of every paper, at quick scale
 # make bench  the benchmark's table
 # Everything is installed into .venv, at the versions of constraints.txt.
 
@@ -14,7 +15,7 @@ export HF_HUB_OFFLINE := 1
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup setup-test demo test lint bench clean
+.PHONY: help setup setup-test demo test claims lint bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -59,6 +60,13 @@ lint: setup-test
 
 test: lint
 	ATTOSCOPE_REQUIRE_ASSETS=1 $(BIN)/python -m pytest -n 2 $(PYTEST_ARGS)
+
+# Each paper on its own, so that one surprise does not hide the others.
+claims: setup
+	@failed=; for slug in $$($(BIN)/python -c \
+	  'from attoscope.papers import ENTRIES; print(*(e.slug for e in ENTRIES if e.exists))'); do \
+	  $(BIN)/attoscope reproduce "$$slug" --out "attoscope-papers/$$slug" || failed="$$failed $$slug"; \
+	done; [ -z "$$failed" ] || { echo "Not as declared:$$failed" >&2; exit 1; }
 
 bench: setup
 	$(BIN)/python -m benchmarks.diagnose

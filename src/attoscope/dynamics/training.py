@@ -1,0 +1,166 @@
+"""Training the attention weight, or its factors, of many trials side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attoscope.dynamics.data import AttentionData
+from attoscope.dynamics.gradients import Gradient, checked_weight
+from attoscope.dynamics.rules import EPS, Descent, Normalised, Rule
+from attoscope.dynamics.trajectory import Trajectory
+from attoscope.errors import AttoscopeError
+from attoscope.svm import _checks as checks
+
+Array = NDArray[np.float64]
+RECORDS = 60
+
+
+def train(
+    data: AttentionData,
+    rule: Rule,
+    steps: int,
+    *,
+    weight: Any = None,
+    factors: Any = None,
+    loss: str = "logistic",
+    weight_decay: float | int = 0.0,
+    record: int | Sequence[int] | None = None,
+) -> Trajectory:
+    """Full-batch training of W, or of K and Q with W = K Q^T, on the mean loss over samples.
+
+    Args:
+        data: what to train on; all its trials are trained side by side, each by itself.
+        rule: `GradientDescent`, `Normalised`, `Polyak`, `Steepest`, `Adam` or `Mirror`.
+        steps: how many, at least 1.
+        weight: the start, (trial, key width, query width); zeros when left out.
+        factors: starts (K, Q) of (trial, key width, m) and (trial, query width, m); trains these.
+        loss: "logistic", "exponential" or "linear" (`-u`) of `u = label * f`.
+        weight_decay: adds `weight_decay / 2` times the squared Frobenius norms of what is trained.
+        record: after which steps the weights are kept: every so many, these numbers (0 is the
+            start), or about 60 evenly spaced in the logarithm; the last always is.
+
+    Gives a `Trajectory`. Raises `AttoscopeError` for bad input, and when the weights overflow.
+    """
+    parameters, factored = _start(data, weight, factors)
+    if not 0.0 <= weight_decay < np.inf:
+        raise AttoscopeError(f"weight_decay: got {weight_decay}; expected at least 0")
+    if factored and isinstance(rule, Normalised) and not rule.log_domain:
+        weight_decay = weight_decay + 2.0 * EPS
+    kept = record_steps(steps, record)
+    slope = Gradient(data, loss, log_domain=rule.log_domain)
+    loop = _Loop(data, slope, parameters, factored, float(weight_decay))
+    memory: dict[str, Any] = {}
+    records: list[list[Array]] = []
+    for number in range(steps + 1):
+        if len(records) < len(kept) and kept[len(records)] == number:
+            records.append(loop.record(number))
+        if number < steps:
+            loop.step(rule, number, memory)
+    weights, coefficients, *rest = (np.stack(part) for part in zip(*records, strict=True))
+    return Trajectory(
+        data, loss, kept, weights, coefficients, (rest[0], rest[1]) if factored else None
+    )
+
+
+class _Loop:
+    """The parameters of a run, and one step on them."""
+
+    def __init__(
+        self,
+        data: AttentionData,
+        slope: Gradient,
+        parameters: list[Array],
+        factored: bool,
+        weight_decay: float,
+    ) -> None:
+        self.slope, self.parameters, self.factored = slope, parameters, factored
+        self.weight_decay = weight_decay
+        self.weight = np.empty_like(slope.direction) if factored else parameters[0]
+        self.directions = [np.empty_like(p) for p in parameters]
+        self.coefficients = np.zeros_like(slope.coefficients)
+        self.excess = slope.log_excess if slope.linear and weight_decay <= 2.0 * EPS else None
+
+    def multiply(self) -> None:
+        if self.factored:
+            k, q = self.parameters
+            np.matmul(k, q.transpose(0, 2, 1), out=self.weight)
+
+    def step(self, rule: Rule, number: int, memory: dict[str, Any]) -> None:
+        self.multiply()
+        slope = self.slope.at(self.weight)
+        if self.factored:
+            k, q = self.parameters
+            np.matmul(slope.direction, q, out=self.directions[0])
+            np.matmul(slope.direction.transpose(0, 2, 1), k, out=self.directions[1])
+        else:
+            self.directions[0][...] = slope.direction
+        log_scale, shrunk = self.decay(slope.log_scale)
+        descent = Descent(self.directions, log_scale, number, self.excess)
+        scales = rule.step(self.parameters, descent, memory)
+        share = scales[0] if len(scales) == 1 else 0.5 * (scales[0] + scales[1])
+        self.coefficients += (share * shrunk)[:, None, None] * slope.coefficients
+
+    def decay(self, log_scale: Array) -> tuple[Array, Array | float]:
+        """Add the penalty's gradient, in whichever units are the larger."""
+        if self.weight_decay == 0.0:
+            return log_scale, 1.0
+        common = np.maximum(log_scale, np.log(self.weight_decay))
+        shrunk = np.exp(log_scale - common)
+        pull = self.weight_decay * np.exp(-common)
+        for p, d in zip(self.parameters, self.directions, strict=True):
+            d *= shrunk[:, None, None]
+            d -= pull[:, None, None] * p
+        return common, shrunk
+
+    def record(self, number: int) -> list[Array]:
+        self.multiply()
+        if not np.isfinite(self.weight).all():
+            raise AttoscopeError(
+                f"lr: got a weight that is no longer finite by step {number}; expected steps that "
+                "do not overflow, so lower lr"
+            )
+        factors = self.parameters if self.factored else []
+        return [part.copy() for part in (self.weight, self.coefficients, *factors)]
+
+
+def _start(data: AttentionData, weight: Any, factors: Any) -> tuple[list[Array], bool]:
+    """Copies of the parameters to train, and whether they are factors."""
+    trials, _, _, dk, dq = data.shape
+    if factors is None:
+        if weight is None:
+            return [np.zeros((trials, dk, dq))], False
+        return [checked_weight("weight", weight, data).copy()], False
+    if weight is not None:
+        raise AttoscopeError("weight: got weight and factors; expected one or the other")
+    if len(factors) != 2:
+        raise AttoscopeError(f"factors: got {len(factors)} arrays; expected the pair (K, Q)")
+    k, q = (checks.floats("factors", f, 3, "(trial, width, m)").copy() for f in factors)
+    if k.shape[:2] != (trials, dk) or q.shape != (trials, dq, k.shape[2]):
+        raise AttoscopeError(
+            f"factors: got shapes {k.shape} and {q.shape}; expected {(trials, dk, 'm')} and "
+            f"{(trials, dq, 'm')} with one m"
+        )
+    return [k, q], True
+
+
+def record_steps(steps: int, record: int | Sequence[int] | None) -> NDArray[np.int64]:
+    """The step numbers after which the weights are kept."""
+    if steps < 1:
+        raise AttoscopeError(f"steps: got {steps}; expected at least 1")
+    if record is None:
+        numbers = np.unique(np.geomspace(1, steps, RECORDS).round().astype(np.int64))
+    elif isinstance(record, (int, np.integer)):
+        if record < 1:
+            raise AttoscopeError(f"record: got every {record} steps; expected at least 1")
+        numbers = np.arange(record, steps + 1, record, dtype=np.int64)
+    else:
+        numbers = np.unique(np.asarray(record, np.int64))
+        if len(numbers) and (numbers[0] < 0 or numbers[-1] > steps):
+            raise AttoscopeError(
+                f"record: got steps from {numbers[0]} to {numbers[-1]}; expected 0 to {steps}"
+            )
+    return np.union1d(numbers, [steps])

@@ -16,7 +16,8 @@ from attoscope.svm._kernels import clip, pushed
 from attoscope.svm._problem import Problem, WorkingSet
 from attoscope.svm.selection import Array
 
-ROUNDS, SWEEPS = 12, 8
+# Factorisations at most, and as a rule; sweeps before each.
+ROUNDS, TYPICAL, SWEEPS = 12, 3.0, 8
 TINY, LARGEST = 400, 3500
 RIDGE = 1e-12
 # Newton stops when no multiplier is pushed by more than this share of the first residual.
@@ -29,7 +30,7 @@ def pays(problem: Problem, working: WorkingSet, iterations: int) -> bool:
     if m <= TINY or m > LARGEST:
         return m <= TINY
     rows, columns = problem.shape
-    dense = 2.0 * m * m * (rows + columns) + 3.0 * m**3 / 3.0
+    dense = 2.0 * m * m * (rows + columns) + TYPICAL * m**3 / 3.0
     return dense < iterations * 4.0 * len(problem.queries) * rows * columns * 3.0
 
 

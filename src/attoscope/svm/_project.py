@@ -68,7 +68,7 @@ class Projector:
         self.weight = np.zeros(problem.shape)
         self.push, self.whole = np.inf, False
         self.sought, self.looks, self._stale = np.inf, 0, False
-        self._reach, self._face = JUMP, 0
+        self._reach, self._face, self._spent = JUMP, 0, 0
         self.stats: Array = np.zeros(6)
         self._few = int(np.count_nonzero(problem.state)) <= ALL
 
@@ -156,8 +156,10 @@ class Projector:
         """
         p, s = self.problem, self.set
         residual = s.rhs - s.margins(p, self.weight)
-        self.whole = dense.pays(p, s, iterations)
+        # What conjugate gradients have cost since counts: where they settle nothing, they end.
+        self.whole = dense.pays(p, s, iterations + self._spent)
         if self.whole:
+            self._spent = 0
             gram = dense.inner_products(p, s)
             lam, self.push = dense.newton_step(gram, s, residual, self.cap)
             self.weight += s.weight(p, lam - s.lam)
@@ -171,6 +173,7 @@ class Projector:
             s.gram, iterations, rtol,
         )  # fmt: skip
         self._take(step)
+        self._spent += int(done)
         return int(done)
 
     def _take(self, step: Array) -> None:

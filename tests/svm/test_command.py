@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import tempfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,9 @@ import pytest
 import typer
 
 from attoscope import AttoscopeError
+from attoscope.cli import run as command_line
 from attoscope.cli.svm import svm
+from attoscope.svm import AttentionSVM
 from tests.svm.random_problems import unit
 
 
@@ -77,6 +83,22 @@ def test_a_soft_margin(problem: Path, capsys) -> None:
             lambda folder: _arrays(folder, keys=1, queries=1, selected=1, extra=1),
             "got keys, queries, selected, extra",
         ),
+        (lambda folder: _bytes(folder, b""), r"not an .npz .* \(EOFError\)"),
+        (lambda folder: _bytes(folder, b"PK\x03\x04" + b"junk" * 50), "not an .npz"),
+        (lambda folder: _bytes(folder, _good(folder)[:-40]), r"\(BadZipFile\)"),
+        (lambda folder: _bytes(folder, _flipped(_good(folder))), r"\(BadZipFile\)"),
+        (lambda folder: _single(folder), "not an .npz"),
+        (lambda folder: _absurd(folder), "not an .npz"),
+        (
+            lambda folder: _arrays(
+                folder, keys=[[[1], [2]]], queries=[[1]], selected=[0], required="x"
+            ),
+            "^required: got",
+        ),
+        (
+            lambda folder: _arrays(folder, keys=[[[1j], [2]]], queries=[[1]], selected=[0]),
+            "^keys: got complex numbers",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, make, message: str) -> None:
@@ -91,6 +113,86 @@ def test_bad_options(problem: Path, tmp_path: Path) -> None:
         run(problem, "--norm", "l9")
     with pytest.raises(AttoscopeError, match="--out: got"):
         run(problem, "--out", tmp_path / "absent" / "x.npz")
+
+
+def test_an_empty_file_is_no_interrupt(tmp_path: Path, capsys) -> None:
+    assert command_line(["svm", str(_bytes(tmp_path, b""))]) == 2
+    said = capsys.readouterr().err
+    assert "not an .npz file" in said and "interrupted" not in said
+
+
+def test_where_the_answer_cannot_go_is_found_out_first(
+    problem: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(AttentionSVM, "fit", lambda *_, **__: pytest.fail("solved already"))
+    before = problem.read_bytes()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.npz").symlink_to(problem)
+    os.mkfifo(tmp_path / "pipe")
+    for out, message in (
+        (problem, "the problem itself"),
+        (tmp_path / "problem", "the problem itself"),
+        (tmp_path / "link.npz", "the problem itself"),
+        (tmp_path / "folder", "no regular file"),
+        (tmp_path / "pipe", "no regular file"),
+        (tmp_path / "absent" / "x.npz", "a folder that exists"),
+    ):
+        with pytest.raises(AttoscopeError, match=f"^--out: got .*{message}"):
+            run(problem, "--out", out)
+
+    def full(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(AttoscopeError, match=r"cannot be written to \(Read-only file system\)"):
+        run(problem, "--out", tmp_path / "out.npz")
+    assert problem.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "folder", "link.npz", "pipe", "problem.npz",
+    ]  # fmt: skip
+
+
+def test_an_answer_may_be_written_again_and_read_by_others(
+    problem: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        assert run(problem, "--out", tmp_path / "out") == 0
+    usual = tmp_path / "usual"
+    usual.write_text("")
+    assert (tmp_path / "out.npz").stat().st_mode == usual.stat().st_mode
+
+
+def _bytes(folder: Path, content: bytes) -> Path:
+    file = folder / "broken.npz"
+    file.write_bytes(content)
+    return file
+
+
+def _good(folder: Path) -> bytes:
+    return _arrays(folder, keys=np.ones((2, 3, 4)), queries=np.ones((2, 4))).read_bytes()
+
+
+def _flipped(content: bytes) -> bytes:
+    """One bit of the first array's numbers, so that its checksum is wrong."""
+    at = 250
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+def _single(folder: Path) -> Path:
+    file = folder / "one.npy"
+    np.save(file, np.ones(3))
+    return file
+
+
+def _absurd(folder: Path) -> Path:
+    """A header that promises 10^17 numbers."""
+    content = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (10**17,)}
+    np.lib.format.write_array_header_1_0(content, header)
+    file = folder / "absurd.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("keys.npy", content.getvalue())
+    return file
 
 
 def _text(folder: Path) -> Path:

@@ -250,13 +250,16 @@ def test_context_markov() -> None:
         (lambda: token_priority_graph([[0, 1]], [3], drop_absent=True), "first: token 3"),
         (
             lambda: token_priority_graph([[0.5, 1]], [1]),
-            r"float64 in sequence 0; expected token",
+            r"sequences\[0\]: got shape \(2,\) of float64; expected token",
         ),
         (lambda: token_priority_graph([[0, -1]], [0]), "expected token numbers"),
-        (lambda: token_priority_graph([[0], np.array([], int)], [0, 0]), "none in sequence 1"),
+        (
+            lambda: token_priority_graph([[0], np.array([], int)], [0, 0]),
+            r"sequences\[1\]: got an empty context",
+        ),
         (
             lambda: token_priority_graph([[0, 1]], [0, 1]),
-            r"shape \(2,\) of int64 for 1 sequences",
+            r"labels: got shape \(2,\) of int64; expected 1 token numbers",
         ),
         (lambda: token_priority_graph([], np.array([], int)), "one sequence at least"),
         (lambda: graph_svm(np.eye(3), {}), "graphs: got none"),

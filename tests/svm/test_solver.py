@@ -84,8 +84,8 @@ def test_order_of_queries_and_shared_sequences() -> None:
     np.testing.assert_allclose(copied.dual_.toarray(), one.dual_.toarray(), atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["frobenius", "nuclear", "spectral", "l1"])
-def test_bounds_hold_at_any_stop(base: Selection, norm: str) -> None:
+@pytest.mark.parametrize("norm", ["frobenius", "nuclear", "spectral", Entrywise(1.5)])
+def test_bounds_hold_at_any_stop(base: Selection, norm) -> None:
     best = AttentionSVM(norm, tol=1e-8).fit_selection(base).objective_
     for limit in (1, 3, 10, 30):
         with pytest.warns(ConvergenceWarning, match="limit: stopped by max_iter"):
@@ -202,7 +202,7 @@ def test_finite_part_gives_the_probabilities() -> None:
     scores = selection.scores(finite_part(selection, p))
     kept = np.where(chosen, np.exp(scores), 0.0)
     np.testing.assert_allclose(kept / kept.sum(1, keepdims=True), p, atol=1e-10)
-    with pytest.raises(AttoscopeError, match="zero, negative"):
+    with pytest.raises(AttoscopeError, match="zero or negative"):
         finite_part(selection, np.zeros_like(p))
 
 
@@ -356,3 +356,88 @@ def test_proximal_maps(kind, p: float) -> None:
         assert np.vdot(rest, best) == pytest.approx(norm.value(best), abs=1e-8)
     with pytest.raises(AttoscopeError, match="p = 0.5"):
         kind(0.5)
+
+
+FORCED = np.array([[True, True, True, False, False]])
+
+
+@pytest.mark.parametrize("norm", ["frobenius", "nuclear", "max", Entrywise(1.5)])
+def test_equal_scores_that_leave_no_margin(norm) -> None:
+    # Three chosen keys of width one have to score equally, so that every score is zero.
+    keys, required = [[[0.3], [1.7], [-0.4], [2.0], [0.7]]], [[1, 1, 1, 2.05, 0.06]]
+    with pytest.raises(InfeasibleSelection) as caught:
+        AttentionSVM(norm).fit(keys, [[0.3] * 3], FORCED, required=required)
+    assert caught.value.verify()
+    # What rounding leaves of the margins, scaled up, is no solution.
+    selection = Selection(keys, [[0.3] * 3], FORCED, required=required)
+    assert certify(selection, np.full((1, 3), 1e-3), np.zeros((1, 5)), norm).upper == np.inf
+
+
+@pytest.mark.parametrize("C", [np.inf, 10.0])
+def test_equal_keys_that_have_to_differ(C: float) -> None:
+    keys, chosen = [[[1.0, 0], [1, 0], [-1, -1]]], [[True, True, False]]
+    for required in (1.0, 0.0):
+        with pytest.raises(InfeasibleSelection) as caught:
+            AttentionSVM(C=C).fit(
+                keys, [[1.0, 0]], chosen, bias=[[0.0, 1, 0]], required=required
+            )
+        assert caught.value.verify()
+
+
+def test_the_certificate_is_that_of_the_weight_returned() -> None:
+    for seed in range(30):
+        selection = small(seed)
+        try:
+            model = AttentionSVM().fit_selection(selection)
+        except InfeasibleSelection:
+            continue
+        again = certify(selection, model.weight_, model.dual_)
+        assert again.gap == model.gap_ and again.unequal <= 1e-9, seed
+        assert model.objective_ >= model.lower_bound_ * (1 - 1e-12), seed
+
+
+def test_bounds_allow_for_rounding() -> None:
+    # Keys 1e-8 apart need a weight of 1e7: what scores lose to rounding belongs to the gap.
+    rng = np.random.default_rng(3)
+    keys, queries = rng.normal(size=(6, 5, 4)), rng.normal(size=(6, 4))
+    chosen = rng.integers(0, 5, 6)
+    other = (chosen[0] + 1) % 5
+    keys[0, other] = keys[0, chosen[0]] + 1e-8 * np.arange(1.0, 5)
+    model = AttentionSVM().fit(keys, queries, chosen)
+    assert 1e-9 < model.gap_ <= 1e-6 and model.objective_ > model.lower_bound_
+
+
+@pytest.mark.parametrize("norm", ["l1", "max"])
+def test_linear_programmes(norm: str) -> None:
+    for seed in range(3):
+        base = unit(20, 6, 10, seed=seed)
+        model = AttentionSVM(norm).fit_selection(base)
+        assert model.gap_ <= 1e-9
+        priced = AttentionSVM(norm, C=0.01).fit_selection(base)
+        assert priced.gap_ <= 1e-6 and priced.objective_ < model.objective_
+
+
+def test_nothing_pays_for_its_margin() -> None:
+    # Opposite wishes for one query: the weight is zero and every shortfall is paid.
+    model = AttentionSVM(C=0.01).fit(np.eye(2)[None], np.ones((2, 2)), [0, 1])
+    assert model.objective_ == pytest.approx(0.02) and model.gap_ <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "scale, name",
+    [((1e-100, 1e-100), "keys"), ((1.0, 1e-170), "queries"), ((1e154, 1), "keys")],
+)
+def test_sizes_that_double_precision_cannot_multiply(scale, name: str) -> None:
+    base = unit(6, 5, 4)
+    with pytest.raises(AttoscopeError, match=f"{name}: got numbers of size"):
+        AttentionSVM().fit(base.keys * scale[0], base.queries * scale[1], base.reference)
+
+
+def test_a_query_that_vanishes_beside_the_others() -> None:
+    base = unit(6, 5, 4)
+    for size in (1e-30, 1e-300):
+        queries = base.queries.copy()
+        queries[2] *= size
+        with pytest.raises(AttoscopeError, match="queries: got 1 of size below"):
+            AttentionSVM().fit(base.keys, queries, base.reference)
+        assert queries[2].any()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,7 +54,7 @@ def svm(
     from attoscope.svm import AttentionSVM, InfeasibleSelection
 
     arrays = _arrays(file)
-    target = None if out is None else _target(out)
+    target = None if out is None else _target(out, file)
     model = AttentionSVM(
         _norm(norm), C=float("inf") if price is None else price, max_rank=max_rank, tol=tol,
         max_iter=max_iter, time_limit=time_limit,
@@ -83,9 +85,9 @@ def _arrays(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise AttoscopeError(f"{file}: no such file; expected an .npz file with {_names()}")
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, AttributeError) as error:
+    except Exception as error:  # a broken archive fails in a dozen ways, none of them ours
         raise AttoscopeError(
             f"{file}: not an .npz file of plain arrays ({type(error).__name__}); write one with "
             "numpy.savez(file, keys=…, queries=…, selected=…)"
@@ -121,27 +123,36 @@ def _norm(name: str) -> Any:
         ) from None
 
 
-def _target(out: Path) -> Path:
+def _target(out: Path, file: Path) -> Path:
     """A path that can be written, found out before anything is solved."""
-    out = out if out.suffix == ".npz" else out.with_name(out.name + ".npz")
-    if out.is_dir() or not out.parent.is_dir():
-        raise AttoscopeError(f"--out: got {out}; expected a file in a folder that exists")
-    return out
+    target = out if out.suffix == ".npz" else out.with_name(out.name + ".npz")
+    for path in (out, target):
+        if path.exists() and not path.is_file():
+            raise AttoscopeError(
+                f"--out: got {path}, no regular file; expected one, or a new one"
+            )
+    if not target.parent.is_dir():
+        raise AttoscopeError(f"--out: got {target}; expected a file in a folder that exists")
+    if target.exists() and target.samefile(file):
+        raise AttoscopeError(f"--out: got {target}, the problem itself; expected another file")
+    try:
+        with tempfile.TemporaryFile(dir=target.parent):
+            return target
+    except OSError as error:
+        raise AttoscopeError(
+            f"--out: {target.parent} cannot be written to ({error.strerror}); choose another "
+            "folder"
+        ) from None
 
 
 def _write(target: Path, arrays: dict[str, Any]) -> None:
-    import os
-    import tempfile
-
     import numpy as np
 
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".npz")
-        with os.fdopen(handle, "wb") as file:
-            np.savez_compressed(file, **arrays)
-        os.replace(name, target)
-    except OSError as error:
-        raise AttoscopeError(f"--out: {target} cannot be written ({error.strerror})") from None
+    from attoscope.report.files import write_whole
+
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)
+    write_whole(target, content.getvalue())
 
 
 def _summary(model: AttentionSVM) -> dict[str, Any]:

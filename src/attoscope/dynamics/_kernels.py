@@ -102,19 +102,70 @@ def exact(chosen, log_runner, shares, gamma, value, linear, loss, log_scale, c):
 
 @kernel
 @no_type_check
-def plain(probabilities, gamma, value, linear, loss, log_scale, c):
+def plain(chosen, own, log_runner, shares, gamma, value, linear, loss, log_scale, c):
     """The same as back-propagation computes it: c_it = s_it (-l'_i) (gamma_it - gbar_i) / n."""
-    trials, samples, size = probabilities.shape
+    trials, samples, size = shares.shape
     for r in range(trials):
         log_scale[r] = 0.0
         for i in range(samples):
+            runner = np.exp(log_runner[r, i])
+            for t in range(size):
+                c[r, i, t] = runner * shares[r, i, t]
+            c[r, i, chosen[r, i]] = own[r, i]
             mean = 0.0
             for t in range(size):
-                mean += probabilities[r, i, t] * gamma[r, i, t]
+                mean += c[r, i, t] * gamma[r, i, t]
             u = mean if linear else value[r, i]
             w = np.exp(log_slope(loss, u)) / samples
             for t in range(size):
-                c[r, i, t] = w * probabilities[r, i, t] * (gamma[r, i, t] - mean)
+                c[r, i, t] *= w * (gamma[r, i, t] - mean)
+
+
+@kernel
+@no_type_check
+def product(k, q, out):
+    """K Q^T for each trial."""
+    trials, m = k.shape[0], k.shape[2]
+    for r in range(trials):
+        for i in range(k.shape[1]):
+            for j in range(q.shape[1]):
+                s = 0.0
+                for a in range(m):
+                    s += k[r, i, a] * q[r, j, a]
+                out[r, i, j] = s
+
+
+@kernel
+@no_type_check
+def split(direction, k, q, for_k, for_q):
+    """What a direction for K Q^T is for each factor: D Q and D^T K."""
+    trials, dk, dq = direction.shape
+    m = k.shape[2]
+    for r in range(trials):
+        for_k[r] = 0.0
+        for_q[r] = 0.0
+        for i in range(dk):
+            for j in range(dq):
+                s = direction[r, i, j]
+                for a in range(m):
+                    for_k[r, i, a] += s * q[r, j, a]
+                    for_q[r, j, a] += s * k[r, i, a]
+
+
+@kernel
+@no_type_check
+def unit_step(p, d, lr, eps, out):
+    """p += lr d / (||d||_F + eps) for each trial, the factor kept in out; nothing where d is 0."""
+    for r in range(p.shape[0]):
+        s = 0.0
+        for i in range(p.shape[1]):
+            for j in range(p.shape[2]):
+                s += d[r, i, j] * d[r, i, j]
+        size = np.sqrt(s) + eps
+        out[r] = lr / size if size > 0.0 else 0.0
+        for i in range(p.shape[1]):
+            for j in range(p.shape[2]):
+                p[r, i, j] += out[r] * d[r, i, j]
 
 
 @kernel

@@ -74,7 +74,7 @@ class Gradient:
             )  # fmt: skip
         else:
             kernels.plain(
-                self.probabilities(), self.gamma, self.value,
+                self.chosen, self.own, self.log_runner, self.shares, self.gamma, self.value,
                 self.linear, self.code, self.log_scale, self.coefficients,
             )  # fmt: skip
         d = self.data

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
 
 from attoscope.dynamics.data import AttentionData
 from attoscope.dynamics.gradients import Gradient
@@ -16,7 +18,7 @@ from attoscope.svm import AttentionSVM, Selection
 Array = NDArray[np.float64]
 # A margin within this of 1 is tight.
 TIGHT = 1e-6
-SOLVED = 1e-10
+SOLVED, ENOUGH = 1e-10, 1e-7
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +203,16 @@ def equal_scores(data: AttentionData, tolerance: float | int = 1e-12) -> Conditi
 
 def max_margin(selection: Selection) -> Float[np.ndarray, "key_width query_width"]:
     """The Frobenius solution, to a certified gap at which tight margins can be told."""
-    return np.asarray(AttentionSVM(tol=SOLVED).fit_selection(selection).weight_)
+    with warnings.catch_warnings():
+        # Large weights are certified to what rounding leaves, which is enough.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = AttentionSVM(tol=SOLVED).fit_selection(selection)
+    if not model.gap_ <= ENOUGH:
+        raise AttoscopeError(
+            f"selection: got one whose SVM is certified to a gap of {model.gap_:.0e} only; "
+            f"expected {ENOUGH:.0e}, at which tight margins can be told"
+        )
+    return np.asarray(model.weight_)
 
 
 def competing(selection: Selection) -> Bool[np.ndarray, "sample token"]:

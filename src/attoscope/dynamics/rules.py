@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from attoscope.dynamics import _kernels as kernels
 from attoscope.errors import AttoscopeError
 
 Array = NDArray[np.float64]
@@ -97,9 +98,8 @@ class Normalised:
     ) -> list[Array]:
         lr, out = rate(self.lr, descent.number), []
         for p, d in zip(parameters, descent.directions, strict=True):
-            size = np.sqrt(np.einsum("rij,rij->r", d, d))
-            out.append(lr * inverse(size) if self.log_domain else lr / (size + EPS))
-            p += out[-1][:, None, None] * d
+            out.append(np.empty(len(p)))
+            kernels.unit_step(p, d, lr, 0.0 if self.log_domain else EPS, out[-1])
         return out
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from attoscope.dynamics import _kernels as kernels
 from attoscope.dynamics.data import AttentionData
 from attoscope.dynamics.gradients import Gradient, checked_weight
 from attoscope.dynamics.rules import EPS, Descent, Normalised, Rule
@@ -54,13 +55,16 @@ def train(
     slope = Gradient(data, loss, log_domain=rule.log_domain)
     loop = _Loop(data, slope, parameters, factored, float(weight_decay))
     memory: dict[str, Any] = {}
-    records: list[list[Array]] = []
+    records = [np.empty((len(kept), *part.shape)) for part in loop.kept]
+    done = 0
     for number in range(steps + 1):
-        if len(records) < len(kept) and kept[len(records)] == number:
-            records.append(loop.record(number))
+        loop.multiply()
+        if done < len(kept) and kept[done] == number:
+            loop.record(number, [record[done] for record in records])
+            done += 1
         if number < steps:
             loop.step(rule, number, memory)
-    weights, coefficients, *rest = (np.stack(part) for part in zip(*records, strict=True))
+    weights, coefficients, *rest = records
     return Trajectory(
         data, loss, kept, weights, coefficients, (rest[0], rest[1]) if factored else None
     )
@@ -84,18 +88,19 @@ class _Loop:
         self.coefficients = np.zeros_like(slope.coefficients)
         self.excess = slope.log_excess if slope.linear and weight_decay <= 2.0 * EPS else None
 
+    @property
+    def kept(self) -> list[Array]:
+        """What is recorded."""
+        return [self.weight, self.coefficients, *(self.parameters if self.factored else [])]
+
     def multiply(self) -> None:
         if self.factored:
-            k, q = self.parameters
-            np.matmul(k, q.transpose(0, 2, 1), out=self.weight)
+            kernels.product(*self.parameters, self.weight)
 
     def step(self, rule: Rule, number: int, memory: dict[str, Any]) -> None:
-        self.multiply()
         slope = self.slope.at(self.weight)
         if self.factored:
-            k, q = self.parameters
-            np.matmul(slope.direction, q, out=self.directions[0])
-            np.matmul(slope.direction.transpose(0, 2, 1), k, out=self.directions[1])
+            kernels.split(slope.direction, *self.parameters, *self.directions)
         else:
             self.directions[0][...] = slope.direction
         log_scale, shrunk = self.decay(slope.log_scale)
@@ -108,6 +113,10 @@ class _Loop:
         """Add the penalty's gradient, in whichever units are the larger."""
         if self.weight_decay == 0.0:
             return log_scale, 1.0
+        if not self.slope.log_domain:
+            for p, d in zip(self.parameters, self.directions, strict=True):
+                d -= self.weight_decay * p
+            return log_scale, 1.0
         common = np.maximum(log_scale, np.log(self.weight_decay))
         shrunk = np.exp(log_scale - common)
         pull = self.weight_decay * np.exp(-common)
@@ -116,15 +125,14 @@ class _Loop:
             d -= pull[:, None, None] * p
         return common, shrunk
 
-    def record(self, number: int) -> list[Array]:
-        self.multiply()
+    def record(self, number: int, out: list[Array]) -> None:
         if not np.isfinite(self.weight).all():
             raise AttoscopeError(
                 f"lr: got a weight that is no longer finite by step {number}; expected steps that "
                 "do not overflow, so lower lr"
             )
-        factors = self.parameters if self.factored else []
-        return [part.copy() for part in (self.weight, self.coefficients, *factors)]
+        for record, part in zip(out, self.kept, strict=True):
+            record[...] = part
 
 
 def _start(data: AttentionData, weight: Any, factors: Any) -> tuple[list[Array], bool]:

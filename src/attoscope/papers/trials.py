@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attoscope.errors import AttoscopeError
+from attoscope.report.files import write_whole
 
 Arrays = list[NDArray[Any]]
 
@@ -110,19 +108,4 @@ class Trials:
 
 def write_bytes_whole(target: Path, data: bytes) -> None:
     """Put `data` at `target`, or leave what was there."""
-    name = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except OSError as error:
-        raise AttoscopeError(
-            f"out: {target} cannot be written ({error.strerror or error}); give a folder that "
-            "can, or make room"
-        ) from error
-    finally:
-        if name is not None and os.path.exists(name):
-            os.unlink(name)
+    write_whole(target, data)

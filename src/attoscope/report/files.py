@@ -9,15 +9,17 @@ from pathlib import Path
 from attoscope.errors import AttoscopeError
 
 
-def write_whole(path: str | Path, text: str) -> Path:
-    """Put `text` (UTF-8) at `path` and return the path.
+def write_whole(path: str | Path, content: str | bytes) -> Path:
+    """Put bytes, or text as UTF-8, at `path` and return the path.
 
-    The text goes to a temporary file in the same directory, which then takes the place of
-    `path`: a reader never sees half a file, and an interrupted run leaves the old one.
+    They go to a temporary file in the same directory, which then takes the place of `path`: a
+    reader never sees half a file, and an interrupted run leaves the old one.
     """
     target = Path(path)
     # Tokens of a byte-level model can hold half a character, which UTF-8 cannot.
-    data = text.encode("utf-8", "backslashreplace")
+    data = (
+        content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+    )
     name = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,6 @@ GROWTH = 2.0
 REACH = 5.0
 LAG, STRICT = 10.0, 0.2
 SPAN = 1e3
-# The Frobenius solution that the alternation starts from need not be exact.
-FIRST_GAP = 0.1
 
 
 class Alternating:
@@ -42,9 +40,9 @@ class Alternating:
     def __init__(self, problem: Problem, norm: Norm, C: float | int, first: Frobenius) -> None:
         self.problem, self.norm, self.C, self.first = problem, norm, C, first
         self.projector: Projector = first.projector
-        from attoscope.svm._solve import feasible_weight
+        from attoscope.svm import _solve
 
-        self.feasible = feasible_weight
+        self.feasible, self.first_gap = _solve.feasible_weight, _solve.FIRST_GAP
         self.best = np.zeros(problem.shape)
         self.upper, self.lower = np.inf, 0.0
         self.looks = 0
@@ -72,7 +70,7 @@ class Alternating:
             p.begin()
             image, self.v = p.weight.copy(), self.problem.inside(old.weight)
         elif np.isinf(self.C):
-            self.first.run(clock, FIRST_GAP)
+            self.first.run(clock, self.first_gap)
             image, self.v = p.weight.copy(), p.weight.copy()
         else:
             p.begin()
@@ -149,12 +147,12 @@ class Alternating:
 
     def doubt(self) -> None:
         """No weight in sight: the Frobenius problem finds one, or a contradiction."""
-        if np.isfinite(self.C) or self.first.start is None:
+        if np.isfinite(self.C):
             return
         probe = type(self.first)(self.problem, self.C)
         probe.interior = self.first.interior
         try:
-            probe.run(Clock(5_000), FIRST_GAP)
+            probe.run(Clock(5_000), 1e-6)
         except Exception:
             self.projector.set = probe.projector.set
             raise

@@ -248,3 +248,20 @@ def differences_squared(keys, seq, ref, ptr, tok, out):
             for k in range(d):
                 s += (x[k] - y[k]) ** 2
             out[p] = s
+
+
+@kernel
+@no_type_check
+def shrink(weight, step):
+    """Singular values less by `step`, not below 0: W V diag(max(1 - step/s, 0)) V^T."""
+    square, v = np.linalg.eigh(weight.T @ weight)
+    n = v.shape[0]
+    part = np.zeros((n, n))
+    for k in range(n):
+        s = np.sqrt(max(square[k], 0.0))
+        if s > step:
+            scale = 1.0 - step / s
+            for i in range(n):
+                for j in range(n):
+                    part[i, j] += scale * v[i, k] * v[j, k]
+    return weight @ part

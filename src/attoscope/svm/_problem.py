@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from attoscope.errors import AttoscopeError
 from attoscope.svm import _kernels as kernels
 from attoscope.svm import _scan as scans
 from attoscope.svm.selection import BLOCK, Array, Selection
+
+EXTREME, NOTHING = 1e60, 1e-16
 
 
 @dataclass(eq=False)
@@ -44,6 +47,7 @@ class Problem:
     @classmethod
     def of(cls, selection: Selection, reduce: bool = True) -> Problem:
         """The problem of a selection; `reduce` turns it into the span of its data if smaller."""
+        _refuse_extremes(selection)
         seq = selection.sequence
         order = None
         if (np.diff(seq) < 0).any():
@@ -55,9 +59,10 @@ class Problem:
             keys, basis_keys = _reduced_keys(keys)
             queries, basis_queries = _reduced(queries)
         queries = np.ascontiguousarray(queries[pick])
+        zz = np.einsum("nd,nd->n", queries, queries)
+        _refuse_vanishing(queries, zz)
         return cls(
-            keys, seq[pick], selection.reference[pick], queries,
-            np.einsum("nd,nd->n", queries, queries),
+            keys, seq[pick], selection.reference[pick], queries, zz,
             _kinds(selection)[pick], _right_sides(selection)[pick if selection.bias is not None
             or selection.required.size > 1 else slice(None)], order, basis_keys, basis_queries,
         )  # fmt: skip
@@ -196,6 +201,28 @@ def _local(
     gram = np.empty(int(area.sum()))
     kernels.local_grams(problem.keys, problem.seq, problem.ref, ptr, tok, gptr, gram)
     return gptr, gram
+
+
+def _refuse_extremes(selection: Selection) -> None:
+    """Products of four of these numbers have to fit into double precision."""
+    arrays = {"keys": selection.keys, "queries": selection.queries}
+    for name, array in {**arrays, "required": selection.required}.items():
+        largest = max(float(array.max()), -float(array.min()))
+        if largest > 0.0 and not 1.0 / EXTREME < largest < EXTREME:
+            raise AttoscopeError(
+                f"{name}: got numbers of size {largest:.0e}; expected sizes between 1e-60 and "
+                "1e60, so scale them (the weight scales the other way)"
+            )
+
+
+def _refuse_vanishing(queries: Array, zz: Array) -> None:
+    """Beside the largest query a vanishing one could be served by rounding alone."""
+    vanishing = np.flatnonzero((zz < NOTHING**2 * zz.max()) & queries.any(1))
+    if len(vanishing):
+        raise AttoscopeError(
+            f"queries: got {len(vanishing)} of size below {NOTHING:.0e} of the largest; expected "
+            "sizes that double precision can hold side by side, so drop or scale them"
+        )
 
 
 def _kinds(selection: Selection) -> NDArray[np.int8]:

@@ -207,10 +207,14 @@ class Projector:
             lam = np.where(s.equal, lam - step, np.maximum(lam - step, 0.0))
         return np.asarray(lam)
 
+    def everything(self) -> WorkingSet:
+        """A working set of all constraints."""
+        self.problem.state[(self.problem.state & 3) != scans.NONE] |= scans.WORKING
+        return self.set.rebuilt(self.problem, local=True)
+
     def direct(self, multipliers: Callable[[Problem, WorkingSet], Array]) -> bool:
         """Solve all constraints at once, where they are few: multipliers up to scale."""
-        self.problem.state[(self.problem.state & 3) != scans.NONE] |= scans.WORKING
-        whole = self.set.rebuilt(self.problem, local=True)
+        whole = self.everything()
         if not whole.small(self.problem):
             return False
         lam = multipliers(self.problem, whole)
@@ -236,11 +240,16 @@ def _hebb(problem: Problem) -> Array:
 
 
 def solve(
-    projector: Projector, clock: Clock, gap: Callable[[], float], tol: float | int
+    projector: Projector,
+    clock: Clock,
+    gap: Callable[[], float],
+    tol: float | int,
+    direct: Callable[[], bool] = lambda: False,
 ) -> float:
     """Run the projector until `gap()` <= tol or the clock says stop; gives the last gap.
 
-    `gap` reads `projector.stats` and multipliers, after each look at all constraints.
+    `gap` reads `projector.stats` and multipliers, after each look at all constraints; `direct`
+    may then solve them another way, and says whether it did.
     """
     scale = projector.scale()
     # A small problem is solved as a whole as soon as its face can be guessed.
@@ -252,6 +261,8 @@ def solve(
     while True:
         slack = projector.look(near * scale, projector.room())[0]
         value = gap()
+        if value > tol and direct():
+            value = gap()
         if value <= tol or clock.spent():
             return value
         projector.renew()

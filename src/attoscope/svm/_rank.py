@@ -72,9 +72,9 @@ def _half(
     kept = s[:rank] > 1e-9 * max(s[0], 1e-300)
     basis = (u[:, :rank] if keys else vt[:rank].T)[:, kept] * share[kept]
     if keys:
-        smaller = selection.replace(keys=selection.keys @ basis)
+        smaller = selection.replace(keys=_cleaned(selection.keys @ basis))
     else:
-        smaller = selection.replace(queries=selection.queries @ basis)
+        smaller = selection.replace(queries=_cleaned(selection.queries @ basis))
     inner = Clock(clock.left, clock.time_limit, began=clock.began)
     try:
         found = solve_selection(smaller, FROBENIUS, np.inf, max(tol, 1e-8), inner)
@@ -84,3 +84,8 @@ def _half(
         inner.done += brief.done
     clock.done += inner.done
     return np.asarray(basis @ found.weight if keys else found.weight @ basis.T)
+
+
+def _cleaned(array: Array) -> Array:
+    """Zeros where rounding left a trace of what lies outside the space."""
+    return np.asarray(np.where(np.abs(array) > 1e-14 * np.abs(array).max(), array, 0.0))

@@ -11,9 +11,9 @@ from scipy import sparse
 from attoscope.svm import _scan as scans
 from attoscope.svm._problem import Problem, WorkingSet, from_table
 from attoscope.svm._project import Clock, Projector, solve
-from attoscope.svm.certificate import Certificate, certify
+from attoscope.svm.certificate import Certificate, certify, made_to_separate
 from attoscope.svm.infeasible import Farkas, InfeasibleSelection
-from attoscope.svm.norms import Norm, Schatten
+from attoscope.svm.norms import Entrywise, Norm, Schatten
 from attoscope.svm.selection import Array, Selection
 
 FROBENIUS = Schatten(2)
@@ -21,8 +21,12 @@ FROBENIUS = Schatten(2)
 SUSPECT = 0.03
 # A margin missed by less than this, relative to the right-hand sides, is held.
 ROUNDING = 1e-12
-PROOF = 1e-10
-# After so many looks without a weight that separates, a small problem is solved directly.
+PROOF = 1e-13
+# The Frobenius solution that other norms start from need not be exact.
+FIRST_GAP = 0.1
+# Scores chosen together that differ by more, relative to the right-hand sides, are far from equal.
+UNEQUAL = 0.1
+# After so many looks a small problem is solved directly.
 DIRECT = (32, 256, 2048)
 
 
@@ -70,7 +74,13 @@ class Frobenius:
             # Multipliers of another norm, or another price, at the scale that suits this one.
             p.set.lam *= total / square
             p.weight *= total / square
-        return solve(self.projector, clock, self.gap, tol)
+        return solve(self.projector, clock, self.gap, tol, self.direct)
+
+    def direct(self) -> bool:
+        """Solve all constraints at once, where they are few and descent has taken long."""
+        if np.isfinite(self.C) or self.projector.looks not in DIRECT:
+            return False
+        return self.projector.direct(least_distance)
 
     def gap(self) -> float:
         """Relative gap from the last look at all constraints; raises if they contradict."""
@@ -81,7 +91,7 @@ class Frobenius:
         if np.isfinite(self.C):
             upper = 0.5 * square + self.C * float(p.stats[scans.HINGE])
             most = self.C / max(float(p.set.lam[~p.set.equal].max(initial=0.0)), 1e-300)
-            scale = min(most, total / square) if square > 0.0 else 0.0
+            scale = min(most, total / square) if square > 0.0 else most
             lower = scale * total - 0.5 * scale**2 * square
         else:
             point = feasible_weight(p.weight, p.stats, self)
@@ -89,14 +99,13 @@ class Frobenius:
             lower = total / np.sqrt(square) if square > 0.0 else 0.0
             if upper == np.inf:
                 seek_contradiction(self.problem, p)
-                if p.looks in DIRECT and p.direct(least_distance):
-                    return self.gap()
+        # Unequal scores of keys chosen together make the weight lie outside, not above.
+        unequal = float(p.stats[scans.UNEQUAL]) / p.scale()
         if upper <= 0.0:
-            return 0.0
+            return unequal
         if lower <= 0.0 or upper == np.inf:
             return np.inf
-        # Unequal scores of keys chosen together make the weight lie outside, not above.
-        return max(upper / lower - 1.0, float(p.stats[scans.UNEQUAL]) / p.scale())
+        return max(upper / lower - 1.0, unequal)
 
     def repaired(self, weight: Array, slack: float) -> Array | None:
         """The weight with as much of the interior point as makes up for `slack` < 0."""
@@ -114,6 +123,10 @@ def mixed(weight: Array, slack: float, interior: Array, spare: float) -> Array:
 def feasible_weight(weight: Array, stats: Array, first: Frobenius) -> Array | None:
     """The weight scaled until it separates, or repaired where no scaling helps."""
     need, permit = float(stats[scans.NEED]), float(stats[scans.PERMIT])
+    unequal = float(stats[scans.UNEQUAL])
+    if unequal > UNEQUAL * first.projector.scale() / max(1.0, min(need, permit)):
+        # Scores that have to be equal: what looks like a margin may be what they differ by.
+        return None
     if need <= permit and need < np.inf and not first.tied:
         return need * weight
     return first.repaired(weight, float(stats[scans.SLACK]))
@@ -123,10 +136,10 @@ def seek_contradiction(problem: Problem, projector: Projector) -> None:
     """Raises `Contradiction` where the multipliers are a proof, or can be completed to one."""
     s = projector.set
     i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
-    hopeless = (s.sq * problem.zz[i] == 0.0) & (s.rhs > 0.0) & ~s.equal
+    hopeless = (s.sq * problem.zz[i] == 0.0) & np.where(s.equal, s.rhs != 0.0, s.rhs > 0.0)
     if hopeless.any():
         # A key equal to the chosen one (or a query of zero) cannot be told apart at all.
-        s.lam = hopeless / float(s.rhs @ hopeless)
+        s.lam = hopeless * np.sign(s.rhs) / float(np.abs(s.rhs) @ hopeless)
         raise Contradiction
     ratio = vanishing(problem, s, s.lam)
     if ratio > SUSPECT or ratio > 0.5 * projector.sought:
@@ -165,10 +178,9 @@ def least_distance(problem: Problem, s: WorkingSet, proof: bool = False) -> Arra
     """
     from scipy.optimize import nnls
 
-    i = np.repeat(np.arange(len(s.ptr) - 1), np.diff(s.ptr))
-    own = problem.keys[problem.seq[i], problem.ref[i]]
-    apart = own - problem.keys[problem.seq[i], s.tok]
-    design = (apart[:, :, None] * problem.queries[i][:, None, :]).reshape(len(i), -1)
+    from attoscope.svm._linear import written_out
+
+    design = written_out(problem, s)
     size = np.maximum(np.linalg.norm(design, axis=1), 1e-300)
     side = np.sign(s.rhs) if proof and (s.rhs >= 0.0).all() else s.rhs / size
     design = np.hstack([design / size[:, None], side[:, None]])
@@ -180,8 +192,8 @@ def least_distance(problem: Problem, s: WorkingSet, proof: bool = False) -> Arra
         found, _ = nnls(sides.T, goal)
     except RuntimeError:
         return np.asarray(s.lam)
-    lam = found[: len(i)].copy()
-    lam[s.equal] -= found[len(i) :]
+    lam = found[: len(size)].copy()
+    lam[s.equal] -= found[len(size) :]
     return np.asarray(lam / size)
 
 
@@ -215,9 +227,11 @@ def solve_selection(
     """
     problem = Problem.of(selection, reduce=norm.rotates)
     first = Frobenius(problem, C if norm == FROBENIUS else np.inf, start)
-    if needs_interior(problem, C):
-        first.interior = interior_point(problem, clock)
     try:
+        if np.isfinite(C) and first.tied:
+            hold_equalities(problem, first)
+        if needs_interior(problem, C):
+            first.interior = interior_point(problem, clock)
         weight = _run(problem, norm, C, tol, clock, first)
     except Contradiction:
         dual = sparse_dual(problem, first.projector.set)
@@ -236,9 +250,34 @@ def _run(
     if norm == FROBENIUS:
         first.run(clock, 0.5 * tol)
         return first.projector.weight
+    if isinstance(norm, Entrywise):
+        found = _linear(problem, norm, C, clock, first)
+        if found is not None:
+            return found
     from attoscope.svm._admm import Alternating
 
     return Alternating(problem, norm, C, first).run(clock, 0.5 * tol)
+
+
+def _linear(
+    problem: Problem, norm: Norm, C: float | int, clock: Clock, first: Frobenius
+) -> Array | None:
+    """The solution as a linear programme, where it is a small one."""
+    from attoscope.svm._linear import by_linear_programme, is_linear
+
+    whole = first.projector.everything()
+    if not is_linear(problem, norm, whole):
+        return None
+    if np.isinf(C):
+        # Proves it where no weight separates.
+        first.run(clock, FIRST_GAP)
+    found = by_linear_programme(problem, norm, C, whole, clock.time_limit)
+    if found is None:
+        return None
+    weight, whole.lam = found
+    first.projector.set = whole
+    clock.done += 1
+    return weight
 
 
 def _finished(
@@ -246,17 +285,33 @@ def _finished(
     first: Frobenius, weight: Array,
 ) -> Solution:  # fmt: skip
     dual = sparse_dual(problem, first.projector.set)
-    interior = None if first.interior is None else problem.outside(first.interior[0])
-    if np.isinf(C):
-        seen = norm == FROBENIUS  # the solver stopped after a look at this very weight
-        stats = first.projector.stats if seen else problem.scan(weight, -np.inf, 0)
-        point = feasible_weight(weight, stats, first)
-        if point is not None:
-            # A hair more than needed, so that no margin ends below through rounding.
-            weight = point if first.interior is not None else point * (1.0 + 1e-15)
     outside = problem.outside(weight)
-    certificate = certify(selection, outside, dual, norm, C, interior=interior)
+    if np.isinf(C):
+        simple = problem.rhs.size == 1 and first.interior is None and norm == FROBENIUS
+        if simple and not first.projector.set.equal.any():
+            # The solver stopped after a look at this very weight.
+            point = feasible_weight(outside, first.projector.stats, first)
+            outside = outside if point is None else point * (1.0 + 1e-15)
+        else:
+            inner = None if first.interior is None else problem.outside(first.interior[0])
+            outside = made_to_separate(selection, outside, inner)
+    certificate = certify(selection, outside, dual, norm, C)
     return Solution(outside, dual, certificate, clock.done, clock.seconds)
+
+
+def hold_equalities(problem: Problem, first: Frobenius) -> None:
+    """Raises `Contradiction` where given differences of scores contradict each other.
+
+    A price for shortfalls pays for margins alone.
+    """
+    only = problem.state.copy()
+    only[(only & 3) == scans.COMPETES] = scans.NONE
+    probe = Frobenius(replace(problem, state=only), np.inf)
+    try:
+        probe.run(Clock(500), 1e-6)
+    except Contradiction:
+        first.projector.set = probe.projector.set
+        raise
 
 
 def needs_interior(problem: Problem, C: float | int) -> bool:
@@ -284,7 +339,9 @@ def interior_point(problem: Problem, clock: Clock) -> tuple[Array, float] | None
 
         def missing(wider: Problem = wider, projector: Projector = projector) -> float:
             seek_contradiction(wider, projector)
-            held = projector.stats[scans.SLACK] >= -0.5 * spare * scale  # noqa: B023
+            slack, unequal = projector.stats[scans.SLACK], projector.stats[scans.UNEQUAL]
+            # Making chosen keys score exactly equal must not cost what was to be spared.
+            held = slack >= -0.5 * spare * scale and unequal <= 0.01 * spare * scale  # noqa: B023
             return 0.0 if held else np.inf
 
         try:

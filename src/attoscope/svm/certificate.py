@@ -8,7 +8,7 @@ Y = sum lam_it (key_chosen - key_t) query_i^T: every weight with the required ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, no_type_check
 
 import numpy as np
 from jaxtyping import Float
@@ -16,13 +16,16 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from attoscope.errors import AttoscopeError
+from attoscope.svm._jit import kernel
 from attoscope.svm.norms import Norm, Schatten, as_norm
 from attoscope.svm.selection import Array, Selection
 
 # A margin missed by less than this, relative to the right-hand sides, is held.
 ROUNDING = 1e-11
-# So many numbers are multiplied out at once; more go through a sparse product.
-FEW = 2**15
+# Scores chosen together may differ by this, likewise.
+EQUAL = 1e-9
+# Relative rounding of a sum of products: bounds are moved outwards by it.
+ROUND = 16.0 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,26 @@ class Certificate:
 
 @dataclass
 class _Reading:
-    """What a pass over all constraints at one weight found."""
+    """What a pass over all constraints at one weight found; rounding is taken off `slack`."""
 
     margin: float = np.inf
     slack: float = np.inf
+    missed: float = 0.0
     need: float = 0.0
     permit: float = np.inf
     hinge: float = 0.0
     unequal: float = 0.0
+    largest: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """What the weight has to be scaled by to separate; infinite where no scaling helps."""
+        return self.need if self.need <= self.permit else np.inf
+
+    def equal(self, scale: float) -> bool:
+        """Whether scores chosen together are equal, at the size that the weight is scaled to."""
+        factor = self.factor if self.factor < np.inf else 1.0
+        return factor * self.unequal <= EQUAL * scale + factor * ROUND * self.largest
 
 
 def certify(
@@ -68,8 +83,6 @@ def certify(
     dual: Any,
     norm: str | Norm = "frobenius",
     C: float | int = np.inf,
-    *,
-    interior: Float[np.ndarray, "key_width width"] | None = None,
 ) -> Certificate:
     """A lower and an upper bound on the optimum, computed from the data alone.
 
@@ -84,33 +97,52 @@ def certify(
             between chosen keys.
         norm: as in `AttentionSVM`.
         C: the price of a shortfall.
-        interior: for right-hand sides that no scaling can reach, a weight that has all required
-            margins with something to spare; a little of it repairs what `weight` misses.
+
+    Rounding in the scores and in the combination of constraints is allowed for. A weight that no
+    scaling makes separate, or whose chosen keys cannot be made to score equally by a small
+    change, gives an infinite upper bound.
     """
     norm = as_norm(norm)
     dual = multipliers(selection, dual)
     total = dual_total(selection, dual)
-    image = dual_image(selection, dual)
-    weight, reading = _repaired(selection, np.asarray(weight, np.float64), interior, C)
+    image, doubt = dual_image(selection, dual)
+    bound = norm.dual.value(image) + doubt * _spread(norm.dual, image.shape)
+    weight = _equalised(selection, np.asarray(weight, np.float64))
+    reading = _read(selection, weight)
     if np.isfinite(C):
         priced = dual.data[~selection.selected[dual.row, dual.col]]
         most = C / float(priced.max(initial=1e-300))
-        lower, upper = _soft(norm, weight, reading, most, total, image, C)
+        lower, upper = _soft(norm, weight, reading, most, total, bound, C)
     else:
-        size = norm.value(weight)
-        factor = reading.need if reading.need <= reading.permit else np.inf
-        upper = factor * size if factor < np.inf else np.inf
-        bound = norm.dual.value(image)
+        if reading.slack >= -ROUNDING * _scale(selection) and reading.factor == np.inf:
+            # The weight itself is a feasible point: its norm is an upper bound as it stands.
+            reading.need = reading.permit = 1.0
+        upper = reading.factor * norm.value(weight) if reading.factor < np.inf else np.inf
         lower = total / bound if bound > 0.0 and total > 0.0 else 0.0
-    gap = _gap(lower, upper)
-    violation = max(0.0, -reading.slack)
-    return Certificate(lower, upper, gap, reading.margin, violation, reading.unequal, norm.name)
+    if not reading.equal(_scale(selection)):
+        upper = np.inf
+    return Certificate(
+        lower, upper, _gap(lower, upper), reading.margin, reading.missed, reading.unequal,
+        norm.name,
+    )  # fmt: skip
+
+
+def _scale(selection: Selection) -> float:
+    return max(1.0, float(np.abs(selection.required).max()))
+
+
+def _spread(norm: Norm, shape: tuple[int, int]) -> float:
+    """The largest value of `norm` among matrices of this shape and Frobenius norm 1."""
+    if getattr(norm, "p", 1.0) >= 2:
+        return 1.0
+    flat, identity = np.ones(shape), np.eye(*shape)
+    return max(norm.value(m) / float(np.linalg.norm(m)) for m in (flat, identity))
 
 
 def _gap(lower: float, upper: float) -> float:
     if upper == 0.0:
         return 0.0
-    if not np.isfinite(upper) or lower <= 0.0:
+    if not np.isfinite(upper) or not 0.0 < lower <= upper * (1.0 + EQUAL):
         return float("inf")
     return max(0.0, upper / lower - 1.0)
 
@@ -121,19 +153,18 @@ def _soft(
     reading: _Reading,
     most: float,
     total: float,
-    image: Array,
+    bound: float,
     C: float | int,
 ) -> tuple[float, float]:
     """Bounds with a price for shortfalls: multipliers may be scaled by `most`, up to C."""
     if norm == Schatten(2):
         upper = 0.5 * float(np.vdot(weight, weight)) + C * reading.hinge
-        square = float(np.vdot(image, image))
-        scale = min(most, total / square) if square > 0.0 and total > 0.0 else 0.0
-        return scale * total - 0.5 * scale**2 * square, upper
+        scale = min(most, total / bound**2) if bound > 0.0 else most
+        lower = scale * total - 0.5 * scale**2 * bound**2
+        return max(0.0, lower) if np.isfinite(scale) else 0.0, upper
     upper = norm.value(weight) + C * reading.hinge
-    bound = norm.dual.value(image)
     scale = min(most, 1.0 / bound) if bound > 0.0 else most
-    return (max(0.0, scale * total) if np.isfinite(scale) else 0.0), upper
+    return max(0.0, scale * total) if np.isfinite(scale) else 0.0, upper
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +200,7 @@ def multipliers(selection: Selection, dual: Any) -> Multipliers:
     keep &= t != selection.reference[i]
     if selection.allowed is not None:
         keep &= selection.allowed[i, t]
-    return Multipliers(i[keep], t[keep], value[keep])
+    return Multipliers(i[keep], np.asarray(t[keep], np.int64), value[keep])
 
 
 def right_sides(selection: Selection, i: NDArray[Any], t: NDArray[Any]) -> Array:
@@ -187,21 +218,35 @@ def dual_total(selection: Selection, dual: Multipliers) -> float:
     return float(dual.data @ right_sides(selection, dual.row, dual.col))
 
 
-def dual_image(selection: Selection, dual: Multipliers) -> Array:
-    """sum lam_it (key_chosen - key_t) query_i^T, (key width, query width)."""
-    tokens, width = selection.keys.shape[1:]
-    if len(dual) * width <= FEW:
-        seq = selection.sequence[dual.row]
-        own = selection.keys[seq, selection.reference[dual.row]]
-        apart = (own - selection.keys[seq, dual.col]) * dual.data[:, None]
-        return np.asarray(apart.T @ selection.queries[dual.row])
-    n = len(selection.queries)
-    offset = selection.sequence * tokens
-    flat = selection.keys.reshape(-1, width)
-    columns = offset[dual.row] + dual.col
-    minus = sparse.csr_array((dual.data, (dual.row, columns)), shape=(n, len(flat)))
-    own = flat[offset + selection.reference] * minus.sum(1)[:, None]
-    return np.asarray((own - minus @ flat).T @ selection.queries)
+def dual_image(selection: Selection, dual: Multipliers) -> tuple[Array, float]:
+    """sum lam_it (key_chosen - key_t) query_i^T, (key width, query width), and its rounding.
+
+    The second is a bound on the Frobenius norm of what rounding may have changed.
+    """
+    pulled = np.zeros((len(selection.queries), selection.keys.shape[2]))
+    sizes = np.zeros(len(pulled))
+    pull(
+        selection.keys, selection.sequence, selection.reference, dual.row, dual.col, dual.data,
+        pulled, sizes,
+    )  # fmt: skip
+    lengths = np.sqrt(np.einsum("nd,nd->n", selection.queries, selection.queries))
+    return np.asarray(pulled.T @ selection.queries), ROUND * float(sizes @ lengths)
+
+
+@kernel
+@no_type_check
+def pull(keys, seq, ref, row, col, data, pulled, sizes):
+    """sum_t lam_it (key_chosen - key_t) for each query i, and how large the terms are."""
+    d = keys.shape[2]
+    for p in range(row.shape[0]):
+        i = row[p]
+        x, y = keys[seq[i], ref[i]], keys[seq[i], col[p]]
+        own, other = 0.0, 0.0
+        for k in range(d):
+            own += x[k] * x[k]
+            other += y[k] * y[k]
+            pulled[i, k] += data[p] * (x[k] - y[k])
+        sizes[i] += abs(data[p]) * (np.sqrt(own) + np.sqrt(other))
 
 
 def _read(selection: Selection, weight: Array) -> _Reading:
@@ -210,10 +255,12 @@ def _read(selection: Selection, weight: Array) -> _Reading:
     plain = selection.bias is None and selection.required.size == 1
     for rows, scores in selection.score_blocks(weight):
         selected = selection.selected[rows]
+        seen = scores if selection.allowed is None else scores * selection.allowed[rows]
+        largest = np.abs(seen).max(1, keepdims=True)
+        out.largest = max(out.largest, float(largest.max()))
         if selection.bias is not None:
             scores = scores + selection.bias[rows]
-        ref = selected.argmax(1)
-        margin = np.take_along_axis(scores, ref[:, None], 1) - scores
+        margin = np.take_along_axis(scores, selected.argmax(1)[:, None], 1) - scores
         out.unequal = max(out.unequal, float(np.abs(margin[selected]).max()))
         competes = ~selected
         if selection.allowed is not None:
@@ -221,17 +268,19 @@ def _read(selection: Selection, weight: Array) -> _Reading:
         required = selection.required if plain else _rows(selection.required, rows)
         slack = np.where(competes, margin - required, np.inf)
         least = float(slack.min())
-        out.slack = min(out.slack, least)
-        if least < 0.0:
+        out.missed = max(out.missed, -least)
+        slack -= ROUND * largest
+        out.slack = min(out.slack, safe := float(slack.min()))
+        if safe < 0.0:
             out.hinge -= float(np.minimum(slack, 0.0).sum())
         h = float(required[0, 0])
         if plain and h > 0.0:
             # The least margin says it all.
             out.margin = min(out.margin, least + h)
-            out.need = max(out.need, h / (least + h) if least + h > 0.0 else np.inf)
+            out.need = max(out.need, h / (safe + h) if safe + h > 0.0 else np.inf)
             continue
         out.margin = min(out.margin, float(np.where(competes, margin, np.inf).min()))
-        _scaling(selection, rows, margin, required, competes, out)
+        _scaling(selection, rows, margin - ROUND * largest, required, competes, out)
     return out
 
 
@@ -262,24 +311,28 @@ def _scaling(
         out.permit = min(out.permit, float((h / margin)[low].min(initial=np.inf)))
 
 
-def _repaired(
-    selection: Selection, weight: Array, interior: Array | None, C: float
-) -> tuple[Array, _Reading]:
-    """A weight for which the bound is finite, where a small correction makes it so."""
-    if (selection.selected.sum(1) > 1).any():
-        from attoscope.svm.equalities import nearest_equal
+def _equalised(selection: Selection, weight: Array) -> Array:
+    """The nearest weight at which keys chosen together score equally, where several are chosen."""
+    if not (selection.selected.sum(1) > 1).any():
+        return weight
+    from attoscope.svm.equalities import nearest_equal
 
-        weight = nearest_equal(selection, weight)
+    return np.asarray(nearest_equal(selection, weight))
+
+
+def made_to_separate(selection: Selection, weight: Array, interior: Array | None) -> Array:
+    """A weight that separates as it stands, by a small change (or as it was: none is known).
+
+    `interior` is a weight that has all required margins with something to spare, for right-hand
+    sides that no scaling can reach: a little of it makes up for what `weight` misses.
+    """
+    weight = _equalised(selection, weight)
     reading = _read(selection, weight)
-    scales = reading.need <= reading.permit and reading.need < np.inf
-    if np.isfinite(C) or scales:
-        return weight, reading
-    spare = -np.inf if interior is None else _read(selection, interior).slack
-    if interior is not None and spare > 0.0 > reading.slack:
-        share = min(1.0, -reading.slack / (spare - reading.slack) * (1.0 + 1e-12))
-        weight = (1.0 - share) * weight + share * interior
-        reading = _read(selection, weight)
-    if reading.slack >= -ROUNDING * max(1.0, float(np.abs(selection.required).max())):
-        # The weight itself is a feasible point: its norm is an upper bound as it stands.
-        reading.need = reading.permit = 1.0
-    return weight, reading
+    if interior is None or reading.slack >= 0.0:
+        return weight * reading.factor if 0.0 < reading.factor < np.inf else weight
+    interior = _equalised(selection, interior)
+    spare = _read(selection, interior).slack
+    if spare <= 0.0:
+        return weight
+    share = min(1.0, -reading.slack / (spare - reading.slack) * (1.0 + 1e-12))
+    return (1.0 - share) * weight + share * interior

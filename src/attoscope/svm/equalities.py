@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, lsmr
 
 from attoscope.errors import AttoscopeError
-from attoscope.svm.selection import Array, Selection
+from attoscope.svm import _checks as checks
+from attoscope.svm.selection import Array, Selection, as_selection
 
 DENSE = 4_000_000
 
@@ -21,11 +24,8 @@ def nearest_equal(
     if not len(i):
         return weight
     apart = _apart(selection, i, t)
-    goal = np.zeros(len(i))
-    if selection.bias is not None:
-        goal = selection.bias[i, t] - selection.bias[i, selection.reference[i]]
     z = selection.queries[i]
-    miss = goal - np.einsum("pk,kd,pd->p", apart, weight, z, optimize=True)
+    miss = _bias(selection, i, t) - np.einsum("pk,kd,pd->p", apart, weight, z, optimize=True)
     return np.asarray(weight + least_norm(apart, z, miss))
 
 
@@ -50,37 +50,61 @@ def least_norm(
 
 
 def finite_part(
-    selection: Selection, probabilities: Float[np.ndarray, "query token"]
+    selection: Selection,
+    probabilities: Any,
+    *,
+    tol: float | int = 1e-6,
 ) -> Float[np.ndarray, "key_width width"]:
     """W_fin: the least-norm weight that gives the chosen keys these relative probabilities.
 
-    `(key_t - key_r)^T W query_i = log(p_it / p_ir)` for chosen t, r of each query. What the
-    softmax of a nonlinear head converges to is W_fin plus a growing multiple of the max-margin
-    direction that suppresses the other keys.
+    `(key_t - key_r)^T W query_i + bias_it - bias_ir = log(p_it / p_ir)` for chosen t, r of each
+    query. What the softmax of a nonlinear head converges to is W_fin plus a growing multiple of the
+    max-margin direction that suppresses the other keys.
 
     Args:
         selection: its chosen keys are those kept; a selection in which every key is chosen cannot
             be made, so give probabilities 0 to what is not kept and let it compete.
         probabilities: (query, token), positive at chosen keys; each row up to a factor.
+        tol: by how much a log ratio may be missed, relative to the largest one if that is above
+            1; infinite for least squares where probabilities contradict each other.
 
-    Raises `AttoscopeError` for a probability of 0 at a chosen key. Source: arXiv 2308.16898,
+    Raises `AttoscopeError` for a probability of 0 at a chosen key, and for probabilities that no
+    weight gives. Source: arXiv 2308.16898,
     general SVM equivalence (conjecture); proved for next-token prediction in arXiv 2403.08081.
     """
-    p = np.asarray(probabilities, np.float64)
-    if p.shape != selection.selected.shape:
+    selection = as_selection(selection)
+    if not (checks.is_number(tol) and tol > 0):
+        raise AttoscopeError(f"tol: got {tol!r}; expected a positive number, or infinity")
+    p = checks.table("probabilities", probabilities, *selection.selected.shape)
+    if not (p[selection.selected] > 0.0).all():
         raise AttoscopeError(
-            f"probabilities: got shape {p.shape}; expected {selection.selected.shape}"
-        )
-    if not (p[selection.selected] > 0.0).all() or not np.isfinite(p).all():
-        raise AttoscopeError(
-            "probabilities: got zero, negative or infinite values at chosen keys; expected "
+            "probabilities: got zero or negative values at chosen keys; expected "
             "positive numbers there, so choose only the keys that keep a share"
         )
     i, t = _pairs(selection)
-    goal = np.log(p[i, selection.reference[i]]) - np.log(p[i, t])
     if not len(i):
         return np.zeros((selection.shape[2], selection.shape[3]))
-    return least_norm(_apart(selection, i, t), selection.queries[i], goal)
+    ratio = np.log(p[i, selection.reference[i]]) - np.log(p[i, t])
+    apart, z, goal = (
+        _apart(selection, i, t),
+        selection.queries[i],
+        ratio + _bias(selection, i, t),
+    )
+    weight = least_norm(apart, z, goal)
+    miss = float(np.abs(np.einsum("pk,kd,pd->p", apart, weight, z, optimize=True) - goal).max())
+    if miss > tol * max(1.0, float(np.abs(goal).max())):
+        raise AttoscopeError(
+            f"probabilities: got some that no weight gives (least squares misses a log ratio by "
+            f"{miss:.2g}); expected consistent ones, so correct them or raise tol"
+        )
+    return weight
+
+
+def _bias(selection: Selection, i: NDArray[np.int64], t: NDArray[np.int64]) -> Array:
+    """What equal scores ask of the weight: the bias of the pair less that of the first chosen."""
+    if selection.bias is None:
+        return np.zeros(len(i))
+    return np.asarray(selection.bias[i, t] - selection.bias[i, selection.reference[i]])
 
 
 def _pairs(selection: Selection) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 
 from attoscope.errors import AttoscopeError
+from attoscope.svm import _checks as checks
 from attoscope.svm._project import Clock
 from attoscope.svm._solve import Solution, Start, solve_selection
 from attoscope.svm.norms import Norm, as_norm
-from attoscope.svm.selection import Array, Selection
+from attoscope.svm.selection import Array, Selection, as_selection, key_scores
 
 OPTIMAL = "optimal: the certified gap is within the tolerance"
 RANK = (
@@ -92,7 +93,7 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
 
     def fit_selection(self, selection: Selection) -> AttentionSVM:
         """Fit to a selection problem."""
-        norm = self._checked()
+        norm, selection = self._checked(), as_selection(selection)
         clock = Clock(self.max_iter, self.time_limit)
         solution = solve_selection(
             selection, norm, float(self.C), self.tol, clock, self._start(selection)
@@ -105,20 +106,30 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _checked(self) -> Norm:
-        if not self.C > 0:
-            raise AttoscopeError(f"C: got {self.C}; expected a positive number, or infinity")
-        if not self.tol > 0:
-            raise AttoscopeError(f"tol: got {self.tol}; expected a positive number, as 1e-6")
-        if self.max_iter < 1:
-            raise AttoscopeError(f"max_iter: got {self.max_iter}; expected at least 1")
-        if self.time_limit is not None and not self.time_limit > 0:
+        number, steps = checks.is_number, functools.partial(checks.is_number, whole=True)
+        for name, holds, expected in (
+            ("C", number(self.C) and self.C > 0, "a positive number, or infinity"),
+            ("tol", number(self.tol) and 0 < self.tol < np.inf, "a positive number, as 1e-6"),
+            ("max_iter", steps(self.max_iter) and self.max_iter >= 1, "a whole number from 1"),
+            (
+                "time_limit",
+                self.time_limit is None or number(self.time_limit) and self.time_limit > 0,
+                "seconds, or None",
+            ),
+            (
+                "max_rank",
+                self.max_rank is None or steps(self.max_rank) and self.max_rank >= 1,
+                "a whole number from 1, or None",
+            ),
+        ):
+            if not holds:
+                raise AttoscopeError(
+                    f"{name}: got {getattr(self, name)!r}; expected {expected}"
+                )
+        if self.max_rank is not None and np.isfinite(self.C):
             raise AttoscopeError(
-                f"time_limit: got {self.time_limit}; expected seconds, or None"
-            )
-        if self.max_rank is not None and (self.max_rank < 1 or np.isfinite(self.C)):
-            raise AttoscopeError(
-                f"max_rank: got {self.max_rank} with C = {self.C}; expected at least 1, and the "
-                "hard margin (C infinite)"
+                f"max_rank: got {self.max_rank} with C = {self.C}; expected the hard margin (C "
+                "infinite), or no bound on the rank"
             )
         return as_norm(self.norm)
 
@@ -174,9 +185,7 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
     ) -> Float[np.ndarray, "query token"]:
         """Scores `key_t^T W query_i` of new keys and queries."""
         check_is_fitted(self)
-        keys = np.asarray(keys)
-        one = np.ones((len(queries), keys.shape[1] if keys.ndim == 3 else 1), bool)
-        return Selection(keys, queries, _first_only(one), sequence).scores(self.weight_)
+        return key_scores(keys, queries, sequence, self.weight_)
 
     def predict(
         self, keys: Any, queries: Any, sequence: Any = None
@@ -187,14 +196,9 @@ class AttentionSVM(BaseEstimator):  # type: ignore[misc]
     def score(self, keys: Any, queries: Any, selected: Any, sequence: Any = None) -> float:
         """Share of queries whose best key is a chosen one, 0 to 1."""
         check_is_fitted(self)
-        selection = Selection(keys, queries, selected, sequence)
-        best = selection.scores(self.weight_).argmax(1)
-        return float(selection.selected[np.arange(len(best)), best].mean())
-
-
-def _first_only(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    mask[:, 1:] = False
-    return mask
+        scores = key_scores(keys, queries, sequence, self.weight_)
+        chosen = checks.chosen("selected", selected, *scores.shape)
+        return float(np.take_along_axis(chosen, scores.argmax(1)[:, None], 1).mean())
 
 
 def support(selection: Selection, weight: Array, tolerance: float) -> Int[np.ndarray, "pair 2"]:

@@ -99,11 +99,12 @@ class GraphSVM:
     apart: Float[np.ndarray, "pair width"]
     last: Float[np.ndarray, "pair width"]
 
-    def project(self, weight: Float[np.ndarray, "width width"]) -> Array:
-        """The part of a weight in S_fin = span{(e_i - e_j) e_k^T: one component of graph k}.
+    def project(self, weight: Any) -> Array:
+        """The part of (width, width) in S_fin = span{(e_i - e_j) e_k^T: one component of graph k}.
 
         What decides probabilities inside components; W_svm is orthogonal to it.
         """
+        weight = checks.weight(weight, self.apart.shape[1], self.last.shape[1])
         if not len(self.apart):
             return np.zeros_like(weight)
         goal = np.einsum("pi,ij,pj->p", self.apart, weight, self.last, optimize=True)
@@ -144,6 +145,7 @@ def soft_component(
 
     with the softmax over only those tokens of the context that are in the label's component.
     Convex, strictly so on S_fin; the minimum is finite, because components are strongly connected.
+    Tokens of equal embeddings keep equal scores, as S_fin has nothing that tells them apart.
 
     Args: as in `token_priority_graph`, and `embeddings` (vocabulary, width).
 
@@ -155,20 +157,25 @@ def soft_component(
     apart, last = _inside(e, graphs)
     if not len(apart):
         return np.zeros((e.shape[1], e.shape[1]))
-    # W = sum_p c_p A_p has the values G c at the A_p; coordinates u make ||W|| = ||u||.
-    gram = (apart @ apart.T) * (last @ last.T)
-    square, vectors = np.linalg.eigh(gram)
+    # Logits are products of these two: at scale 1 the sizes of embeddings do not matter.
+    scale = [float(np.abs(part).max()) or 1.0 for part in (apart, last)]
+    apart, last = apart / scale[0], last / scale[1]
+    # W = sum_p c_p A_p has the values G c at the A_p; coordinates u are values in their range.
+    square, vectors = np.linalg.eigh((apart @ apart.T) * (last @ last.T))
     keep = square > RANK * square[-1]
-    basis, size = vectors[:, keep], np.sqrt(square[keep])
-    loss = _ComponentLoss(contexts, follows, graphs, basis * size)
-    found = root(loss.gradient, np.zeros(len(size)), jac=loss.hessian, tol=1e-13)
+    if not keep.any():
+        return np.zeros((e.shape[1], e.shape[1]))
+    basis = vectors[:, keep]
+    loss = _ComponentLoss(contexts, follows, graphs, basis)
+    found = root(loss.gradient, np.zeros(basis.shape[1]), jac=loss.hessian, tol=1e-13)
     miss = float(np.abs(loss.gradient(found.x)).max())
     if miss > STATIONARY:
         raise AttoscopeError(
             f"soft_component: got stuck at a gradient of {miss:.1e}; expected at most "
-            f"{STATIONARY:.0e}, so rescale the embeddings or remove nearly equal ones"
+            f"{STATIONARY:.0e}, so remove nearly equal embeddings"
         )
-    return np.asarray((apart * (basis @ (found.x / size))[:, None]).T @ last)
+    weight = (apart * (basis @ (found.x / square[keep]))[:, None]).T @ last
+    return np.asarray(weight / scale[0] / scale[1])
 
 
 def context_markov(counts: Any, logits: Any) -> Float[np.ndarray, "*batch token"]:
@@ -181,43 +188,46 @@ def context_markov(counts: Any, logits: Any) -> Float[np.ndarray, "*batch token"
         counts: (..., token) from 0.
         logits: (..., token).
 
-    Raises `AttoscopeError` for shapes that differ, negative counts and empty contexts.
+    Raises `AttoscopeError` for shapes that differ, negative counts, empty contexts, and logits
+    that leave no law: NaN or infinity, or minus infinity at every token of the context.
     Source: arXiv 2402.13512 (context-conditioned Markov chain).
     """
-    c, l = np.asarray(counts, np.float64), np.asarray(logits, np.float64)  # noqa: E741
+    c, l = (  # noqa: E741
+        checks.real(name, value, "(..., token)")
+        for name, value in (("counts", counts), ("logits", logits))
+    )
     if c.shape != l.shape or c.ndim < 1:
         raise AttoscopeError(
             f"counts, logits: got shapes {c.shape} and {l.shape}; expected one shape (..., token)"
         )
-    if not np.isfinite(c).all() or (c < 0).any() or not (c.sum(-1) > 0).all():
+    if not np.isfinite(c).all() or (c < 0).any() or not (c > 0).any(-1).all():
         raise AttoscopeError(
             "counts: got negative or infinite counts or an empty context; expected counts from 0 "
             "with a positive sum"
         )
     held = np.where(c > 0, l, -np.inf)
-    weight = c * np.exp(held - held.max(-1, keepdims=True))
+    if not np.isfinite(held.max(-1)).all():
+        raise AttoscopeError(
+            "logits: got NaN or infinity at a token of the context, or minus infinity at all; "
+            "expected finite numbers"
+        )
+    with np.errstate(divide="ignore"):
+        held += np.log(c)
+    weight = np.exp(held - held.max(-1, keepdims=True))
     return np.asarray(weight / weight.sum(-1, keepdims=True))
 
 
 def _contexts(sequences: Any, labels: Any, drop_absent: bool) -> tuple[list[Ids], Ids]:
     """Contexts and labels as whole numbers, each label in its context."""
-    contexts = [np.asarray(sequence) for sequence in sequences]
-    follows = np.asarray(labels)
-    for i, context in enumerate(contexts):
-        if context.dtype.kind not in "iu" or context.ndim != 1 or context.min(initial=0) < 0:
-            raise AttoscopeError(
-                f"sequences: got shape {context.shape} of {context.dtype} in sequence {i}; "
-                "expected token numbers (position,), from 0"
-            )
-        if not len(context):
-            raise AttoscopeError(
-                f"sequences: got none in sequence {i}; expected a token at least"
-            )
-    if follows.dtype.kind not in "iu" or follows.shape != (len(contexts),) or not contexts:
+    if not np.iterable(sequences):
         raise AttoscopeError(
-            f"labels: got shape {follows.shape} of {follows.dtype} for {len(contexts)} sequences; "
-            "expected one token number for each, and one sequence at least"
+            f"sequences: got {type(sequences).__name__}; expected a list of contexts"
         )
+    contexts = [_context(i, sequence) for i, sequence in enumerate(sequences)]
+    if not contexts:
+        raise AttoscopeError("sequences: got none; expected one sequence at least")
+    meaning = f"{len(contexts)} token numbers, one for each sequence"
+    follows = checks.whole("labels", labels, meaning, (len(contexts),))
     held = np.array(
         [label in context for context, label in zip(contexts, follows, strict=True)]
     )
@@ -228,10 +238,22 @@ def _contexts(sequences: Any, labels: Any, drop_absent: bool) -> tuple[list[Ids]
             f"{follows[i]} of sequence {i}); expected each among the tokens of its sequence, so "
             "correct them, or leave them out by drop_absent=True"
         )
-    kept = [
-        context.astype(np.int64) for context, keeps in zip(contexts, held, strict=True) if keeps
-    ]
-    return kept, follows[held].astype(np.int64)
+    kept = [context for context, keeps in zip(contexts, held, strict=True) if keeps]
+    return kept, follows[held]
+
+
+def _context(i: int, sequence: Any) -> Ids:
+    name, meaning = f"sequences[{i}]", "token numbers (position,), from 0"
+    found = checks.as_array(name, sequence, meaning)
+    if not found.size:
+        raise AttoscopeError(f"{name}: got an empty context; expected a token at least")
+    context = checks.whole(name, found, meaning)
+    if context.ndim != 1 or context.min() < 0:
+        raise AttoscopeError(
+            f"{name}: got shape {context.shape} and numbers from {context.min()}; expected "
+            f"{meaning}"
+        )
+    return context
 
 
 def _graph(last: int, contexts: list[Ids], labels: Ids) -> TokenGraph:
@@ -252,8 +274,15 @@ def _graph(last: int, contexts: list[Ids], labels: Ids) -> TokenGraph:
     return TokenGraph(last, tokens, edges, np.argsort(order)[component])
 
 
-def _embeddings(embeddings: Any, graphs: Mapping[int, TokenGraph]) -> Array:
+def _embeddings(embeddings: Any, graphs: Any) -> Array:
     e = checks.floats("embeddings", embeddings, 2, "(vocabulary, width)")
+    if not isinstance(graphs, Mapping) or not all(
+        isinstance(graph, TokenGraph) for graph in graphs.values()
+    ):
+        raise AttoscopeError(
+            f"graphs: got {type(graphs).__name__} that is no mapping to TokenGraph; expected those "
+            "of token_priority_graph, by last token"
+        )
     most = max((int(graph.tokens.max()) for graph in graphs.values()), default=-1)
     if most < 0:
         raise AttoscopeError("graphs: got none; expected those of token_priority_graph")

@@ -13,7 +13,7 @@ from attoscope.svm.certificate import dual_image, dual_total, multipliers
 from attoscope.svm.selection import Selection
 
 # A combination of constraints this small, relative to its terms, counts as zero in float64.
-ZERO = 1e-9
+ZERO = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Farkas:
         apart = s.keys[seq, s.reference[dual.row]] - s.keys[seq, dual.col]
         sizes = np.linalg.norm(apart, axis=1) * np.linalg.norm(s.queries[dual.row], axis=1)
         terms = float(np.abs(dual.data) @ sizes)
-        image = float(np.linalg.norm(dual_image(s, dual)))
+        image = float(np.linalg.norm(dual_image(s, dual)[0]))
         # Equal keys give the zero constraint: a proof by itself.
         return image / terms if terms > 0.0 else 0.0
 
@@ -47,7 +47,7 @@ class Farkas:
     def excluded_norm(self) -> float:
         """No weight of Frobenius norm below this has the required margins; ideally infinite."""
         dual = multipliers(self.selection, self.dual)
-        image = float(np.linalg.norm(dual_image(self.selection, dual)))
+        image = float(np.linalg.norm(dual_image(self.selection, dual)[0]))
         total = dual_total(self.selection, dual)
         return total / image if image > 0.0 else float("inf")
 
@@ -67,8 +67,9 @@ class InfeasibleSelection(AttoscopeError):
         self.certificate = certificate
         super().__init__(
             f"no weight selects these keys: {len(certificate)} constraints contradict each other "
-            f"(residual {certificate.residual:.0e}); expected separable keys, so choose others, "
-            "drop duplicates with selection.without(selection.duplicates()), or give a finite C"
+            f"(none of norm below {certificate.excluded_norm:.0e}); expected separable keys, so "
+            "choose others, drop duplicates with selection.without(selection.duplicates()), or "
+            "give a finite C"
         )
 
     def __reduce__(self) -> tuple[type[InfeasibleSelection], tuple[Farkas]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from joblib import Parallel, delayed
 from sklearn.base import clone
 
 from attoscope.errors import AttoscopeError
+from attoscope.svm import _checks as checks
 from attoscope.svm.estimator import AttentionSVM
 from attoscope.svm.infeasible import InfeasibleSelection
-from attoscope.svm.selection import Selection
+from attoscope.svm.selection import Selection, as_selection
 
 
 def fit_many(
@@ -36,8 +37,17 @@ def fit_many(
         raise AttoscopeError(
             f"estimator: got {base!r}; expected an AttentionSVM with the settings to use"
         )
+    if not isinstance(selections, Iterable):
+        raise AttoscopeError(
+            f"selections: got {type(selections).__name__}; expected a list of Selection"
+        )
+    if n_jobs is not None and not (checks.is_number(n_jobs, whole=True) and n_jobs != 0):
+        raise AttoscopeError(
+            f"n_jobs: got {n_jobs!r}; expected a number of workers, -1 for all cores, or None"
+        )
+    problems = [as_selection(selection) for selection in selections]
     # Threads would share the interpreter; processes inherit one BLAS thread each from joblib.
-    jobs = (delayed(_fit)(clone(base), selection) for selection in selections)
+    jobs = (delayed(_fit)(clone(base), selection) for selection in problems)
     return list(Parallel(n_jobs=n_jobs)(jobs))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from attoscope.errors import AttoscopeError
+from attoscope.svm import _checks as checks
 from attoscope.svm.selection import Array
 
 NAMES = ("frobenius", "nuclear", "spectral", "max", "l1")
@@ -30,6 +31,10 @@ class Norm(Protocol):
     def prox(self, weight: Array, step: float | int) -> Array:
         """argmin_X step ||X|| + 1/2 ||X - weight||_F^2."""
         ...
+
+
+# Up to here the calls around a small decomposition cost more than itself.
+SMALL = 32
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class Schatten:
         return True
 
     def value(self, weight: Array) -> float:
+        top = float(np.abs(weight).max(initial=0.0))
+        if 0.0 < top < np.inf and not 1e-140 < top < 1e140:
+            # Squares of such entries would leave the range of numbers.
+            return top * self.value(weight / top)
         if self.p == 2:
             return float(np.linalg.norm(weight))
         if self.p == np.inf:
@@ -72,6 +81,10 @@ class Schatten:
     def prox(self, weight: Array, step: float | int) -> Array:
         # Eigenvectors of the smaller Gram matrix cost half of a singular value decomposition;
         # what they lose, far below the threshold, is what the map sets to zero or leaves alone.
+        if self.p == 1 and max(weight.shape) <= SMALL:
+            from attoscope.svm._kernels import shrink
+
+            return np.asarray(shrink(np.ascontiguousarray(weight), float(step)))
         wide = weight.shape[0] < weight.shape[1]
         left = weight.T if wide else weight
         square, v = np.linalg.eigh(left.T @ left)
@@ -206,6 +219,6 @@ def _conjugate(p: float | int) -> float:
     return 1.0 if p == np.inf else p / (p - 1.0)
 
 
-def _check_p(name: str, p: float | int) -> None:
-    if not p >= 1:
-        raise AttoscopeError(f"{name}: got p = {p}; expected 1 <= p <= infinity")
+def _check_p(name: str, p: Any) -> None:
+    if not (checks.is_number(p) and p >= 1):
+        raise AttoscopeError(f"{name}: got p = {p!r}; expected 1 <= p <= infinity")

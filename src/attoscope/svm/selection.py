@@ -36,8 +36,10 @@ class Selection:
         required: by how much the chosen keys have to win: a number, or (query, token).
         bias: (query, token) known terms of the scores, as position biases; moved to the right.
 
-    Raises `AttoscopeError` in one sentence for shapes that do not fit, NaN or infinity, a query
-    that chooses nothing, and a selection in which nothing competes.
+    Arrays are not copied where they fit as they are: do not change them afterwards.
+
+    Raises `AttoscopeError` in one sentence for shapes that do not fit, NaN, infinite or complex
+    numbers, a query that chooses nothing, and a selection in which nothing competes.
     Source: arXiv 2308.16898, "Att-SVM"; several chosen keys: its generalised form.
     """
 
@@ -66,7 +68,7 @@ class Selection:
         sequence = checks.sequence_of(sequence, n, sequences)
         selected = checks.chosen("selected", selected, n, tokens)
         allowed = None if allowed is None else checks.mask("allowed", allowed, n, tokens)
-        checks.choices(selected, allowed)
+        checks.competition(selected, allowed)
         fields = {
             "keys": keys, "queries": queries, "selected": selected, "sequence": sequence,
             "allowed": allowed, "required": checks.required(required, n, tokens),
@@ -77,11 +79,28 @@ class Selection:
 
     @classmethod
     def cross(
-        cls, keys: Any, queries: Any, selected: Any, *, lengths: Any = None, **options: Any
+        cls,
+        keys: Any,
+        queries: Any,
+        selected: Any,
+        sequence: Any = None,
+        *,
+        lengths: Any = None,
+        allowed: Any = None,
+        required: Any = 1.0,
+        bias: Any = None,
     ) -> Selection:
-        """Cross-attention: query i reads sequence i. `keys` may be a list of ragged arrays."""
+        """Cross-attention: `keys` may be a list of ragged arrays, or come with `lengths`.
+
+        What competes is the keys within the length of their sequence, and of these the `allowed`
+        ones; the rest as in `Selection`.
+        """
         keys, lengths = _padded(keys, lengths)
-        return cls(keys, queries, selected, allowed=_within(keys, lengths), **options)
+        queries = checks.floats("queries", queries, 2, "(query, width)")
+        allowed = _competing(keys, lengths, queries, sequence, allowed)
+        return cls(
+            keys, queries, selected, sequence, allowed=allowed, required=required, bias=bias
+        )
 
     @classmethod
     def self_attention(
@@ -91,17 +110,20 @@ class Selection:
         *,
         position: int = 0,
         lengths: Any = None,
-        **options: Any,
+        allowed: Any = None,
+        required: Any = 1.0,
+        bias: Any = None,
     ) -> Selection:
         """Self-attention of one position: the query of each sequence is its token `position`."""
         tokens, lengths = _padded(tokens, lengths)
-        allowed = _within(tokens, lengths)
         size = tokens.shape[1]
-        if not -size <= position < size:
+        if not checks.is_number(position, whole=True) or not -size <= position < size:
             raise AttoscopeError(
-                f"position: got {position}; expected a position in a sequence of {size} tokens"
+                f"position: got {position!r}; expected a position in a sequence of {size} tokens"
             )
-        return cls(tokens, tokens[:, position], selected, allowed=allowed, **options)
+        queries = tokens[:, position]
+        allowed = _competing(tokens, lengths, queries, None, allowed)
+        return cls(tokens, queries, selected, allowed=allowed, required=required, bias=bias)
 
     @classmethod
     def causal(cls, tokens: Any, selected: Any, *, lengths: Any = None) -> Selection:
@@ -164,20 +186,7 @@ class Selection:
 
     def score_blocks(self, weight: Array) -> Iterator[tuple[Any, Array]]:
         """Scores without bias, in blocks of queries: (which rows, scores of these rows)."""
-        image = self.queries @ weight.T
-        n, tokens = self.selected.shape
-        step = max(1, BLOCK // tokens)
-        if len(self.keys) == n and np.array_equal(self.sequence, np.arange(n)):
-            for lo in range(0, n, step):
-                part = slice(lo, lo + step)
-                yield part, np.matmul(self.keys[part], image[part, :, None])[..., 0]
-            return
-        order = np.argsort(self.sequence, kind="stable")
-        starts = np.searchsorted(self.sequence[order], np.arange(len(self.keys) + 1))
-        for s in range(len(self.keys)):
-            for lo in range(starts[s], starts[s + 1], step):
-                rows = order[lo : min(lo + step, starts[s + 1])]
-                yield rows, image[rows] @ self.keys[s].T
+        return _score_blocks(self.keys, self.queries, self.sequence, weight)
 
     def duplicates(self) -> Int[np.ndarray, "pair 2"]:
         """(query, token) of unchosen keys equal to the chosen one: nothing separates them."""
@@ -190,42 +199,107 @@ class Selection:
             same &= self.allowed
         return np.argwhere(same)
 
-    def without(self, pairs: Int[np.ndarray, "pair 2"]) -> Selection:
+    def without(self, pairs: Any) -> Selection:
         """The same problem with these (query, token) pairs no longer competing."""
         allowed = np.ones_like(self.selected) if self.allowed is None else self.allowed.copy()
-        allowed[pairs[:, 0], pairs[:, 1]] = False
+        i, t = checks.pairs("pairs", pairs, self.selected.shape).T
+        allowed[i, t] = False
         return self.replace(allowed=allowed)
 
     def replace(self, **changes: Any) -> Selection:
         """The same problem with some fields changed, checked again."""
         names = ("keys", "queries", "selected", "sequence", "allowed", "required", "bias")
+        unknown = [name for name in changes if name not in names]
+        if unknown:
+            raise AttoscopeError(
+                f"got {', '.join(unknown)}; expected any of {', '.join(names)}"
+            )
         return Selection(**{name: changes.get(name, getattr(self, name)) for name in names})
+
+
+def as_selection(value: Any) -> Selection:
+    """The selection itself, or the error that says what was given."""
+    if isinstance(value, Selection):
+        return value
+    raise AttoscopeError(
+        f"selection: got {type(value).__name__}; expected a Selection, as "
+        "Selection(keys, queries, selected)"
+    )
+
+
+def key_scores(keys: Any, queries: Any, sequence: Any, weight: Array) -> Array:
+    """`key_t^T W query_i` of any keys and queries, (query, token); nothing need be selected."""
+    keys = checks.floats("keys", keys, 3, "(sequence, token, width)")
+    queries = checks.floats("queries", queries, 2, "(query, width)")
+    sequence = checks.sequence_of(sequence, len(queries), len(keys))
+    for name, given, width in zip(
+        ("keys", "queries"), (keys, queries), weight.shape, strict=True
+    ):
+        if given.shape[-1] != width:
+            raise AttoscopeError(
+                f"{name}: got width {given.shape[-1]}; expected {width}, which the weight is for"
+            )
+    out = np.empty((len(queries), keys.shape[1]))
+    for rows, block in _score_blocks(keys, queries, sequence, weight):
+        out[rows] = block
+    return out
+
+
+def _score_blocks(
+    keys: Array, queries: Array, sequence: Any, weight: Array
+) -> Iterator[tuple[Any, Array]]:
+    image = queries @ weight.T
+    n, tokens = len(queries), keys.shape[1]
+    step = max(1, BLOCK // tokens)
+    if len(keys) == n and np.array_equal(sequence, np.arange(n)):
+        for lo in range(0, n, step):
+            part = slice(lo, lo + step)
+            yield part, np.matmul(keys[part], image[part, :, None])[..., 0]
+        return
+    order = np.argsort(sequence, kind="stable")
+    starts = np.searchsorted(sequence[order], np.arange(len(keys) + 1))
+    for s in range(len(keys)):
+        for lo in range(starts[s], starts[s + 1], step):
+            rows = order[lo : min(lo + step, starts[s + 1])]
+            yield rows, image[rows] @ keys[s].T
 
 
 def _padded(keys: Any, lengths: Any) -> tuple[Array, Int[np.ndarray, " sequence"] | None]:
     """Ragged sequences side by side, zeros at the end, with their lengths."""
-    if not isinstance(keys, (list, tuple)) or len({len(k) for k in keys}) <= 1:
-        keys = checks.floats("keys", keys, 3, "(sequence, token, width)")
-        return keys, None if lengths is None else checks.lengths(lengths, *keys.shape[:2])
-    if lengths is not None:
-        raise AttoscopeError(
-            "lengths: got lengths and a list of ragged sequences; expected one or the other"
-        )
-    parts = [checks.floats("keys", k, 2, "(token, width) for each sequence") for k in keys]
-    if len({part.shape[1] for part in parts}) > 1:
+    if isinstance(keys, (list, tuple)) and len(keys):
+        parts = [checks.floats("keys", k, 2, "(token, width) for each sequence") for k in keys]
         widths = sorted({part.shape[1] for part in parts})
-        raise AttoscopeError(f"keys: got sequences of widths {widths}; expected one width")
-    sizes = np.array([len(part) for part in parts])
-    out = np.zeros((len(parts), sizes.max(), parts[0].shape[1]))
-    for i, part in enumerate(parts):
-        out[i, : len(part)] = part
-    return out, sizes
+        if len(widths) > 1:
+            raise AttoscopeError(f"keys: got sequences of widths {widths}; expected one width")
+        sizes = np.array([len(part) for part in parts])
+        keys = np.zeros((len(parts), sizes.max(), widths[0]))
+        for row, part in zip(keys, parts, strict=True):
+            row[: len(part)] = part
+        if (sizes < sizes.max()).any():
+            if lengths is None:
+                return keys, sizes
+            raise AttoscopeError(
+                "lengths: got lengths and a list of ragged sequences; expected one or the other"
+            )
+    keys = checks.floats("keys", keys, 3, "(sequence, token, width)")
+    return keys, None if lengths is None else checks.lengths(lengths, *keys.shape[:2])
 
 
 def _within(keys: Array, lengths: Any) -> Bool[np.ndarray, "sequence token"] | None:
     if lengths is None:
         return None
     return np.asarray(np.arange(keys.shape[1])[None, :] < np.asarray(lengths)[:, None])
+
+
+def _competing(keys: Array, lengths: Any, queries: Array, sequence: Any, allowed: Any) -> Any:
+    """The allowed keys that are no padding, by query."""
+    within = _within(keys, lengths)
+    if within is None:
+        return allowed
+    within = within[checks.sequence_of(sequence, len(queries), len(keys))]
+    return (
+        within if allowed is None else within & checks.mask("allowed", allowed, *within.shape)
+    )
 
 
 def _all_positions(
@@ -235,12 +309,10 @@ def _all_positions(
     sequences, size, _ = tokens.shape
     valid = _within(tokens, lengths)
     valid = np.ones((sequences, size), bool) if valid is None else valid
-    choice = np.asarray(selected)
+    meaning = f"{(sequences, size)} positions or {(sequences, size, size)} booleans"
+    choice = checks.as_array("selected", selected, meaning)
     if choice.shape not in ((sequences, size), (sequences, size, size)):
-        raise AttoscopeError(
-            f"selected: got shape {choice.shape}; expected {(sequences, size)} positions or "
-            f"{(sequences, size, size)} booleans"
-        )
+        raise AttoscopeError(f"selected: got shape {choice.shape}; expected {meaning}")
     asks = valid.copy()
     if causal:
         asks[:, 0] = False

@@ -13,11 +13,10 @@ from attoscope.svm.selection import Array
 LARGEST = 2_000_000
 
 
-def is_linear(problem: Problem, norm: Norm, working: WorkingSet) -> bool:
+def is_linear(problem: Problem, norm: Norm) -> bool:
     """Whether `norm` is l1 or max and the constraints are few enough to be written out."""
-    size = problem.shape[0] * problem.shape[1]
-    polyhedral = isinstance(norm, Entrywise) and norm.p in (1.0, np.inf)
-    return polyhedral and len(working.lam) * size <= LARGEST
+    size = int(np.count_nonzero(problem.state & 3)) * problem.shape[0] * problem.shape[1]
+    return isinstance(norm, Entrywise) and norm.p in (1.0, np.inf) and size <= LARGEST
 
 
 def by_linear_programme(

@@ -72,6 +72,11 @@ class Problem:
         """Shape of a weight in the reduced basis."""
         return self.keys.shape[2], self.queries.shape[1]
 
+    def quick(self, constraints: int) -> bool:
+        """Whether non-negative least squares on so many constraints, written out, is quick."""
+        size = self.shape[0] * self.shape[1]
+        return constraints * size <= 4_000_000 and min(constraints, size) <= 600
+
     def outside(self, weight: Array) -> Array:
         """A weight of the reduced problem in the widths of the data."""
         if self.basis_keys is not None:
@@ -146,11 +151,6 @@ class WorkingSet:
         kernels.differences_squared(problem.keys, problem.seq, problem.ref, ptr, tok, sq)
         gptr, gram = _local(problem, ptr, tok, local)
         return WorkingSet(ptr, tok, lam, h, sq, equal, gptr, gram)
-
-    def small(self, problem: Problem) -> bool:
-        """Whether non-negative least squares on the written-out constraints is quick."""
-        m, size = len(self.lam), problem.shape[0] * problem.shape[1]
-        return m * size <= 4_000_000 and min(m, size) <= 600
 
     def table(self, problem: Problem) -> Array:
         """Multipliers as (query, token), in the caller's order of queries."""

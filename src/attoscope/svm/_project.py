@@ -214,9 +214,9 @@ class Projector:
 
     def direct(self, multipliers: Callable[[Problem, WorkingSet], Array]) -> bool:
         """Solve all constraints at once, where they are few: multipliers up to scale."""
-        whole = self.everything()
-        if not whole.small(self.problem):
+        if not self.problem.quick(int(np.count_nonzero(self.problem.state & 3))):
             return False
+        whole = self.everything()
         lam = multipliers(self.problem, whole)
         image = whole.weight(self.problem, lam)
         square, total = float(np.vdot(image, image)), float(whole.rhs @ lam)

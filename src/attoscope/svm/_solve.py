@@ -144,7 +144,7 @@ def seek_contradiction(problem: Problem, projector: Projector) -> None:
     ratio = vanishing(problem, s, s.lam)
     if ratio > SUSPECT or ratio > 0.5 * projector.sought:
         return
-    small, looks = s.small(problem), projector.looks
+    small, looks = problem.quick(len(s.lam)), projector.looks
     if not small and ratio > PROOF and (looks < 8 or looks & (looks - 1)):
         # Completing a proof costs as much as many passes: tried after 8, 16, 32 … looks.
         return
@@ -265,9 +265,9 @@ def _linear(
     """The solution as a linear programme, where it is a small one."""
     from attoscope.svm._linear import by_linear_programme, is_linear
 
-    whole = first.projector.everything()
-    if not is_linear(problem, norm, whole):
+    if not is_linear(problem, norm):
         return None
+    whole = first.projector.everything()
     if np.isinf(C):
         # Proves it where no weight separates.
         first.run(clock, FIRST_GAP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import joblib
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -308,6 +309,24 @@ def test_many_problems_side_by_side() -> None:
         assert isinstance(results[5], InfeasibleSelection) and results[5].verify()
     with pytest.raises(AttoscopeError, match="expected an AttentionSVM"):
         fit_many(problems, AttentionSVM)
+
+
+def test_many_problems_on_a_cluster() -> None:
+    distributed = pytest.importorskip(
+        "distributed", reason="the extra attoscope[cluster] is not installed"
+    )
+    problems = [unit(6, 5, 4, seed=k) for k in range(4)]
+    here = fit_many(problems, n_jobs=1)
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster),
+        joblib.parallel_config(backend="dask"),
+    ):
+        there = fit_many(problems)
+    for one, other in zip(here, there, strict=True):
+        np.testing.assert_array_equal(one.weight_, other.weight_)
 
 
 def test_it_is_an_estimator(base: Selection) -> None:

@@ -21,7 +21,7 @@ def test_the_tables_of_readings_and_findings_are_those_of_the_code() -> None:
 
 
 def test_every_option_of_the_readme_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     named: set[str] = set()
     for page in pages:
         for line in page.read_text(encoding="utf-8").splitlines():
@@ -40,7 +40,7 @@ def test_the_number_of_architectures_is_right() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -22,7 +22,16 @@ WIDE = tuple(d for d in WIDTHS if d >= 5)
 ROUGH, PUBLISHED = 1e-3, 1e-7
 # Where SCS is tried as well.
 PEER_AT = ((5, 5, 10), (10, 5, 10))
-READINGS = ("infeasible", "frobenius", "sequences", "nuclear", "active", "rough", "gap")
+READINGS = (
+    "infeasible",
+    "frobenius",
+    "at most",
+    "sequences",
+    "nuclear",
+    "active",
+    "rough",
+    "gap",
+)
 
 
 def solve_part(item: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +63,7 @@ def _ranks(selection: Selection) -> dict[str, float]:
     return {
         "infeasible": 0.0,
         "frobenius": frobenius.rank_,
+        "at most": _nonzero(frobenius.weight_),
         "sequences": len(np.unique(frobenius.dual_.nonzero()[0])),
         "nuclear": nuclear.rank_,
         "active": len(nuclear.support_),
@@ -65,6 +75,12 @@ def _ranks(selection: Selection) -> dict[str, float]:
 def published_rank(weight: Float[np.ndarray, "rows columns"]) -> int:
     """Singular values above 1e-7, whatever the accuracy of the weight."""
     return int(np.linalg.matrix_rank(weight, tol=PUBLISHED))
+
+
+def _nonzero(weight: Float[np.ndarray, "rows columns"]) -> int:
+    """Singular values that are not rounding: certified ranks leave out what the gap may hide."""
+    values = np.linalg.svd(weight, compute_uv=False)
+    return int(np.count_nonzero(values > 1e-9 * values[0]))
 
 
 def rank_bound(active: Any) -> Any:
@@ -94,9 +110,9 @@ def sweep(run: Run, widths: tuple[int, ...], count: int) -> Cells:
     statement="The nuclear-norm SVM has solutions of far lower rank than the Frobenius-norm SVM.",
     source="Figure on the rank of SVM solutions; bound by the number of active constraints added",
     criterion="certified solutions in every feasible instance: nuclear rank r with r (r + 1)/2 at "
-    "most the number of active constraints, Frobenius rank min(sequences with a positive "
-    "multiplier, d); with T = 5, mean nuclear rank at most 0.6 of the mean Frobenius rank from "
-    "d = 10 on",
+    "most the number of active constraints; Frobenius rank min(sequences with a positive "
+    "multiplier, d), between what the gap certifies and what is not rounding; with T = 5, mean "
+    "nuclear rank at most 0.6 of the mean Frobenius rank from d = 10 on",
 )
 def svm_rank(run: Run) -> Evidence:
     cells = sweep(run, WIDTHS, run.pick(quick=12, paper=100))
@@ -105,7 +121,8 @@ def svm_rank(run: Run) -> Evidence:
     above, unlike, gap = 0, 0, 0.0
     for (_, _, d), cell in decided.items():
         above += int((cell["nuclear"] > rank_bound(cell["active"])).sum())
-        unlike += int((cell["frobenius"] != np.minimum(cell["sequences"], d)).sum())
+        stated = np.minimum(cell["sequences"], d)
+        unlike += int(((stated < cell["frobenius"]) | (stated > cell["at most"])).sum())
         gap = max(gap, float(cell["gap"].max()))
     marks = np.concatenate([cell["infeasible"] for cell in cells.values()])
     return Evidence(

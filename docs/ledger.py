@@ -80,7 +80,8 @@ def main(folder: Path) -> None:
         f"# {evidence['title']}: the ledger", "",
         f"[{evidence['link']}]({evidence['link']}), measured by `attoscope reproduce {slug} "
         f"--scale {evidence['scale']} --seed {evidence['seed']}` with attoscope "
-        f"{evidence['attoscope']}; columns and lines that begin with *reported* are published values, or values of an "
+        f"{evidence['attoscope']}; columns and lines that begin with *reported* are "
+        "published values, or values of an "
         "earlier run of the same experiment. [How to read a ledger](../papers.md).", "",
     ]  # fmt: skip
     for claim in evidence["claims"]:

@@ -12,10 +12,11 @@ import torch
 
 import attoscope
 from attoscope.diagnosing import diagnose
-from attoscope.diagnosis import Diagnosis
+from attoscope.diagnosis import Closeup, Diagnosis
 from attoscope.errors import AttoscopeError
 from attoscope.sample import SAMPLE_TEXTS
 from attoscope.trace import Subject, batches
+from attoscope.ward import FAULTS, broken
 from tests.models import EXAMPLES, make
 
 TEXTS = (
@@ -223,12 +224,133 @@ def test_without_data_the_sample_is_read(encoder: Subject) -> None:
         diagnose(subject)
 
 
-def test_close_ups_show_real_words(reading: Diagnosis) -> None:
-    assert reading.closeups
+def own_rows(found: Diagnosis) -> dict[tuple[str, int | None], Closeup]:
+    """The row that every head has."""
+    return {(c.site, c.head): c for c in found.closeups if c.finding is None and not c.why}
+
+
+def test_every_head_has_a_row_of_real_words(reading: Diagnosis) -> None:
+    own = own_rows(reading)
+    assert set(own) == {(f"encoder.{i}", h) for i in range(6) for h in range(12)}
+    telling = [c for c in reading.closeups if c.finding is None and c.why]
+    assert len(telling) == 3 and all(c.why.startswith("At “") for c in telling)
     for one in reading.closeups:
-        assert len(one.tokens) == len(one.weights)
-        assert abs(sum(one.weights) - 1) < 1e-4
-        assert "captain" in one.tokens
+        assert one.text.kind == "words" and one.text.tokens[0] == "[CLS]"
+        assert one.text.document < 3
+        assert one.rest is not None
+        assert abs(sum(m.value for m in one.marks) + one.rest - 1) < 1e-5
+    assert any("captain" in one.text.tokens for one in reading.closeups)
+
+
+def test_rows_are_those_of_the_model(reading: Diagnosis, minilm: Path) -> None:
+    """Weights that transformers itself gives; margins are the logarithms of their ratios."""
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    weights = []
+    for text in TEXTS[:3]:
+        with torch.no_grad():
+            output = model(**tokenizer(text, return_tensors="pt"), output_attentions=True)
+        weights.append([layer[0] for layer in output.attentions])
+    for (site, head), one in own_rows(reading).items():
+        layer = weights[one.text.document][int(site.rpartition(".")[2])]
+        row = layer[head, one.query]
+        best = row.topk(4)
+        assert [m.position for m in one.marks] == best.indices.tolist(), (site, head)
+        np.testing.assert_allclose([m.value for m in one.marks], best.values, atol=1e-5)
+        expected = (best.values[0].log() - best.values.log()).numpy()
+        np.testing.assert_allclose([m.margin for m in one.marks], expected, atol=1e-3)
+
+
+def test_a_heads_row_is_its_most_decided_choice_of_a_distant_word(
+    reading: Diagnosis, minilm: Path
+) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    most: dict[tuple[str, int], float] = {}
+    for text in TEXTS[:3]:
+        with torch.no_grad():
+            output = model(**tokenizer(text, return_tensors="pt"), output_attentions=True)
+        for i, layer in enumerate(output.attentions):
+            words = layer[0, :, 1:-1, 1:-1]
+            steps = torch.arange(words.shape[-1])
+            words = words * ((steps[:, None] - steps).abs() > 1)
+            for head, value in enumerate(words.flatten(1).amax(1).tolist()):
+                spot = (f"encoder.{i}", head)
+                most[spot] = max(most.get(spot, 0.0), value)
+    for spot, one in own_rows(reading).items():
+        assert one.query is not None
+        last = len(one.text.tokens) - 1
+        distant = [
+            m.value for m in one.marks
+            if abs(m.position - one.query) > 1 and 0 < m.position < last
+        ]  # fmt: skip
+        assert max(distant) == pytest.approx(most[spot[0], spot[1] or 0], abs=1e-5), spot
+
+
+def test_the_rows_of_a_sink_rest_on_the_first_token(reading: Diagnosis) -> None:
+    number = next(i for i, f in enumerate(reading.findings) if f.id == "attention_sink")
+    rows = [c for c in reading.closeups if c.finding == number]
+    assert len(rows) == 3
+    for one in rows:
+        assert (one.site, one.head) in reading.findings[number].heads
+        assert one.marks[0].position == 0 and "first token" in one.why
+        assert one.marks[0].value > own_rows(reading)[one.site, one.head].marks[0].value - 1e-6
+
+
+def test_images_show_patches(vit_digits: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (4, 8, 8, 3), dtype=np.uint8)
+    found = diagnose(str(vit_digits), list(images), null=False)
+    assert len(own_rows(found)) == 24
+    text = found.closeups[0].text
+    assert (text.kind, text.grid, len(text.tokens)) == ("patches", (4, 4), 17)
+    assert text.tokens[:2] == ("[CLS]", "row 1, column 1")
+    assert text.tokens[-1] == "row 4, column 4"
+
+
+def test_tokens_of_unknown_meaning_show_their_positions() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2).eval()
+    found = diagnose(model, torch.randn(3, 7, 16), null=False)
+    assert len(own_rows(found)) == 4
+    for one in found.closeups:
+        assert (one.text.kind, one.text.tokens) == ("positions", tuple("0123456"))
+
+
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_every_finding_has_rows_or_places_that_show_it(encoder: Subject, fault: str) -> None:
+    (batch,) = batches(encoder, TEXTS)
+    with broken(encoder, batch, fault, (3,)):
+        found = diagnose(encoder, TEXTS, null=False)
+    assert any(f.id == FAULTS[fault].finding for f in found.findings)
+    for number, finding in enumerate(found.findings):
+        shown = [c for c in found.closeups if c.finding == number]
+        assert shown, finding.id
+        for one in shown:
+            assert one.why and one.site in finding.sites
+            if finding.heads:
+                assert (one.site, one.head) in finding.heads and one.query is not None
+            else:
+                assert one.head is None and one.query is None and one.rest is None
+
+
+def test_a_massive_channel_is_shown_by_its_tokens(encoder: Subject) -> None:
+    (batch,) = batches(encoder, TEXTS)
+    with broken(encoder, batch, "massive channel", (3,)):
+        found = diagnose(encoder, TEXTS, null=False)
+    number = next(i for i, f in enumerate(found.findings) if f.id == "massive_channel")
+    for one in (c for c in found.closeups if c.finding == number):
+        values = [m.value for m in one.marks]
+        assert 0.8 < values[0] <= 1 and values == sorted(values, reverse=True)
+        assert all(one.text.tokens[m.position] not in ("[CLS]", "[SEP]") for m in one.marks)
+
+
+def test_only_measured_layers_have_rows(encoder: Subject) -> None:
+    found = diagnose(encoder, TEXTS, null=False, layers=(2, 4))
+    assert {site for site, _ in own_rows(found)} == {"encoder.2", "encoder.3"}
 
 
 def test_words_do_not_hang_on_what_was_read_first(minilm: Path) -> None:
@@ -239,8 +361,6 @@ def test_words_do_not_hang_on_what_was_read_first(minilm: Path) -> None:
 
 
 def test_evidence_is_in_words(encoder: Subject) -> None:
-    from attoscope.ward import broken
-
     (batch,) = batches(encoder, TEXTS)
     with broken(encoder, batch, "saturated attention", (3,)):
         found = diagnose(encoder, TEXTS)
@@ -275,7 +395,9 @@ def test_a_second_tower_has_no_words_of_the_text() -> None:
     found = diagnose(model, data)
     towers = {site.rpartition(".")[0] for site in found.readings["site"].values}
     assert len(towers) == 2
-    assert {one.site.split("/")[0] for one in found.closeups} <= {"text_model"}
+    for one in found.closeups:
+        kind = "words" if one.site.startswith("text_model") else "patches"
+        assert one.text.kind == kind, one.site
     for finding in found.findings:
         for evidence in finding.evidence:
             assert evidence.site.startswith("text_model") or evidence.token is None

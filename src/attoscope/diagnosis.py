@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,56 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Closeup:
-    """One row of attention, down to the words.
+class Text:
+    """What close-ups of one document show: its tokens, as one stack reads them.
 
-    `weights` are those of the query at position `query` over `tokens` (one per token; they sum
-    to at most 1, less where a sink takes a share). `why` says what there is to see.
+    `kind` is "words", "patches" (of an image: the last `rows` × `columns` of the `tokens`, the
+    others come before them) or "positions", where it is not known what a token is. `part` counts
+    the pieces where a layer attends within pieces of a document, such as windows of an image.
+    """
+
+    document: int
+    kind: Literal["words", "patches", "positions"]
+    tokens: tuple[str, ...]
+    grid: tuple[int, int] | None = None
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A token that a close-up marks: its position, its number, and by how much it lost.
+
+    `value` is its attention weight, or the token's own number where the close-up is of the
+    residual stream. `margin` is the score of the chosen token minus this one's, in nats and 0
+    for the chosen one; None where the model gives weights but no scores.
+    """
+
+    position: int
+    value: float
+    margin: float | None = None
+
+
+@dataclass(frozen=True)
+class Closeup:
+    """One row of attention, or the stream at one place, down to the tokens.
+
+    A row has a `head` and a `query`, a position in `text`; its `marks` are the chosen key and
+    then its strongest competitors, positions in `keys` (None: in `text` too). `rest` is the
+    attention that goes elsewhere. At a place in the stream `head`, `query` and `rest` are None
+    and the marks are the tokens with the largest numbers. `finding` is the number of the finding
+    that it shows; None for a head's own row. `why` says what there is to see; it is empty for
+    the row that every head has.
     """
 
     site: str
-    head: int
-    document: int
-    tokens: tuple[str, ...]
-    query: int
-    weights: tuple[float, ...]
-    why: str
+    head: int | None
+    text: Text
+    query: int | None
+    marks: tuple[Mark, ...]
+    rest: float | None = None
+    keys: Text | None = None
+    finding: int | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,7 +77,8 @@ class Diagnosis:
     """A diagnosed model: what was read, with intervals and nulls, and what it says.
 
     `findings` come most severe first. `readings` is an `xarray.Dataset`; `reading_list` holds
-    the same as plain records.
+    the same as plain records. `closeups` lead from findings and heads to the text: first a few
+    telling rows, then those of findings, then one row for each head.
     """
 
     model: dict[str, Any]

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from attoscope.diagnosis import Closeup, Diagnosis
+from attoscope.diagnosis import Closeup, Diagnosis, Mark, Text
 from attoscope.findings import Evidence, Finding, Remedy
 from attoscope.measures.base import Reading
 
@@ -130,8 +130,8 @@ def make(stacks, kind, seed=0, hostile=False):
     words = ("The captain told the crew that the storm would pass , but the crew did not "
              "believe the captain").split()  # fmt: skip
     tokens = tuple(words) + (HOSTILE if hostile else ())
-    weights = rng.dirichlet(np.full(len(tokens), 0.15))
-    long = tuple(f"w{i}" for i in range(600))
+    text = Text(0, "words", tokens)
+    long = Text(3, "words", tuple(f"w{i}" for i in range(600)))
     return Diagnosis(
         model={
             "name": name,
@@ -166,13 +166,44 @@ def make(stacks, kind, seed=0, hostile=False):
         reading_list=tuple(readings),
         findings=tuple(made_findings(stack, layers, heads, tokens, hostile)),
         closeups=(
-            Closeup(f"{stack}.{layers - 1}", 4, 0, tokens, len(words) - 1, tuple(weights),
-                    "When captain comes up again, the head looks at what followed it."),
-            Closeup(f"{stack}.0", 1, 3, long, 500, tuple(rng.dirichlet(np.full(600, 0.01))),
-                    "A long document: what lies between is left out."),
+            Closeup(f"{stack}.{layers - 1}", heads - 1, text, len(words) - 1,
+                    row(rng, len(tokens)), 0.1,
+                    why="When captain comes up again, the head looks at what followed it."),
+            Closeup(f"{stack}.0", 1, long, 500, row(rng, 600, first=389), 0.1,
+                    why="A long document: what lies between is left out."),
+            *made_rows(rng, stacks, text),
         ),
         timings={"load": 1.21, "trace": 3.4, "null": 1.1, "total": 5.9},
     )  # fmt: skip
+
+
+def row(rng, tokens, first=2):
+    """A chosen token and three competitors, with weights and margins that fit together."""
+    others = rng.choice([i for i in range(tokens) if i != first], 3, replace=False)
+    weights = np.sort(rng.dirichlet([4.0, 1, 1, 1]))[::-1] * 0.9
+    places = (first, *map(int, others))
+    return tuple(
+        Mark(p, float(w), float(np.log(weights[0] / w)))
+        for p, w in zip(places, weights, strict=True)
+    )
+
+
+def made_rows(rng, stacks, text):
+    """What shows the findings, and one row for each head of each call."""
+    amount = len(text.tokens)
+    stack, _, layers, heads = stacks[-1]
+    site = f"{stack}.{layers // 2}"
+    place = tuple(Mark(m.position, 100 * m.value) for m in row(rng, amount))
+    yield Closeup(f"{stack}.5", None, text, None, place, finding=1, why="A number each.")
+    yield Closeup(site, 0, text, 9, row(rng, amount), 0.1, finding=2, why="Most on the first.")
+    yield Closeup(site, heads - 1, text, 8, (), None, finding=2, why="Nothing is a number.")
+    for stack, call, layers, heads in stacks:
+        keys = Text(0, "words", tuple(f"e{i}" for i in range(amount))) if call else None
+        for layer in range(layers):
+            for head in range(heads):
+                marks = row(rng, amount, first=int(rng.integers(amount)))
+                query = int(rng.integers(amount))
+                yield Closeup(f"{stack}.{layer}{call}", head, text, query, marks, 0.1, keys)
 
 
 def made_findings(stack, layers, heads, tokens, hostile):

@@ -8,6 +8,7 @@ import pytest
 
 from attoscope.report import json as report_json
 from attoscope.report.baseline import changes, compare_to_baseline
+from tests.report.test_json import as_first_version
 
 
 @pytest.fixture
@@ -27,6 +28,12 @@ def test_nothing_changed(decoder, baseline):
 
 def test_from_a_file(decoder, tmp_path):
     assert compare_to_baseline(decoder, decoder.to_json(tmp_path / "base.json")) == []
+
+
+def test_a_baseline_of_the_first_version(decoder):
+    old = as_first_version(decoder)
+    assert compare_to_baseline(decoder, old) == []
+    assert compare_to_baseline(changed(decoder, 0, measured=0.0001), old)
 
 
 def test_a_new_finding(decoder, baseline):

@@ -12,9 +12,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from attoscope.diagnosis import Closeup
+from attoscope.diagnosis import Closeup, Text
 from attoscope.measures.base import Reading
-from attoscope.report import closer, colours, curves, figures, html, picture
+from attoscope.report import colours, curves, figures, html, picture
+from attoscope.report.sentence import Around, marked
+from tests.report.conftest import row
 
 VOID = {
     "wbr",
@@ -147,14 +149,15 @@ def twelve_by_twelve_by_1024(encoder):
         Closeup(
             f"encoder.{i % 12}",
             i % 12,
-            i,
-            tuple(f"Ġtoken{j}" for j in range(1024)),
+            Text(i, "words", tuple(f"Ġtoken{j}" for j in range(1024))),
             1000,
-            tuple(rng.dirichlet(np.full(1024, 0.05))),
-            "why",
+            row(rng, 1024),
+            0.1,
+            why="why",
         )
         for i in range(24)
     )
+    closeups += tuple(c for c in encoder.closeups if not c.why)
     return replace(encoder, reading_list=tuple(readings), closeups=closeups)
 
 
@@ -267,12 +270,10 @@ def test_difference_map_only_where_the_null_differs(encoder):
 
 
 def test_long_documents_show_the_words_around_what_matters(decoder):
-    view = closer.view(decoder.closeups[1])
-    marks = {word.css.split()[1] for word in view["words"] if " " in word.css}
-    assert marks == {"query", "chosen", "rival"}
-    left_out = sum(word.gap for word in view["words"])
-    shown = sum(1 for word in view["words"] if word.css)
-    assert left_out + shown == 600 and left_out > 300
+    words = marked(decoder.closeups[1], Around(12, 5))
+    assert "<b>w500</b>" in words and "<mark>w389</mark>" in words and words.count("<u>") == 3
+    assert "w488 w489" in words and "w487" not in words and "w384 w385" in words
+    assert words.count("…") >= 2 and len(re.findall(r"w\d+", words)) < 90
 
 
 def test_frames_in_a_notebook_do_not_interfere(encoder, decoder):

@@ -53,6 +53,43 @@ def test_round_trip(name, request, tmp_path):
     assert again.read_bytes() == path.read_bytes()
 
 
+def as_first_version(diagnosis):
+    """The data as version 1 wrote them: a close-up held all tokens and all weights."""
+    data = json.loads(json.dumps(report_json.to_dict(diagnosis)))
+    texts, one = data.pop("texts"), data["closeups"][0]
+    tokens = texts[one["text"]]["tokens"]
+    weights = [0.0] * len(tokens)
+    for mark in one["marks"]:
+        weights[mark["position"]] = mark["value"]
+    weights[one["marks"][3]["position"]] = None
+    old = {k: one[k] for k in ("site", "head", "query", "why")}
+    data["closeups"] = [{**old, "document": 0, "tokens": tokens, "weights": weights}]
+    return {**data, "schema_version": 1}
+
+
+def test_reports_of_the_first_version_are_read(decoder, tmp_path):
+    back = Diagnosis.from_json(as_first_version(decoder))
+    assert back.findings == decoder.findings
+    (closeup,) = back.closeups
+    ours = decoder.closeups[0]
+    assert closeup.text.tokens == ours.text.tokens and closeup.query == ours.query
+    assert [m.value for m in closeup.marks] == [m.value for m in ours.marks[:3]]
+    assert all(mark.margin is None for mark in closeup.marks)
+    assert "lost by" not in back.to_html(tmp_path / "r.html").read_text("utf-8")
+
+
+def test_each_text_is_written_once(decoder):
+    data = report_json.to_dict(decoder)
+    assert len(data["texts"]) == 2 < len(data["closeups"])
+
+
+def test_damaged_closeups_are_refused_in_words(decoder):
+    data = report_json.to_dict(decoder)
+    data["closeups"][0]["text"] = 99
+    with pytest.raises(AttoscopeError, match="close-ups as in docs/report-schema.md"):
+        Diagnosis.from_json(data)
+
+
 def test_missing_numbers_are_null_and_infinity_is_too(encoder, tmp_path):
     reading = encoder.reading_list[0]
     values = reading.values.copy()
@@ -77,7 +114,9 @@ def test_the_page_documents_every_key_and_no_other(encoder):
     assert table_keys("A finding") == set(data["findings"][0])
     assert table_keys("Evidence") == set(data["findings"][0]["evidence"][0])
     assert table_keys("A reading") == set(next(iter(data["readings"].values())))
+    assert table_keys("A text") == set(data["texts"][0])
     assert table_keys("A close-up") == set(data["closeups"][0])
+    assert table_keys("A mark") == set(data["closeups"][0]["marks"][0])
     assert set(data["model"]) <= table_keys("`model`")
     assert set(data["data"]) <= table_keys("`data`")
     assert f"| `schema_version` | {data['schema_version']} |" in SCHEMA.read_text("utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -64,9 +64,14 @@ def curves(readings: Iterable[Reading]) -> list[Figure]:
     return [_curves(r) for r in readings if is_curve(r)]
 
 
-def maps(readings: Iterable[Reading], told: Collection[str]) -> list[Figure]:
-    """One figure per reading by layer and head; cells of those in `told` say their number."""
-    return [_maps(r, r.name in told) for r in readings if is_map(r)]
+def maps(
+    readings: Iterable[Reading],
+    told: Collection[str],
+    where: Mapping[tuple[str, int], str] | None = None,
+) -> list[Figure]:
+    """One figure per reading by layer and head; cells of those in `told` say their number and
+    lead to the place in the page that `where` has for their site and head."""
+    return [_maps(r, (where or {}) if r.name in told else None) for r in readings if is_map(r)]
 
 
 def drawn_first(figures: Iterable[Figure]) -> list[Figure]:
@@ -146,7 +151,7 @@ def _panel(label: str, makers: Sequence[Callable[[], Markup]], **more: Any) -> P
         return Panel(label, failed=f"{type(error).__name__}: {error}", **more)
 
 
-def _maps(reading: Reading, told: bool) -> Figure:
+def _maps(reading: Reading, told: Mapping[tuple[str, int], str] | None) -> Figure:
     tracks = [t for t in split(reading) if not t.empty]
     if not tracks:
         return _figure(reading, [], [], [])
@@ -164,15 +169,22 @@ def _maps(reading: Reading, told: bool) -> Figure:
     for track in tracks:
         panels.append([_map_panel(track, reading, shade, told)])
         if gap_shade and track.label in gaps:
-            panels[-1].append(_map_panel(gaps[track.label], reading, gap_shade, False))
+            panels[-1].append(_map_panel(gaps[track.label], reading, gap_shade, None))
     return _figure(reading, panels, tracks, _map_remarks(tracks, bool(gaps), shade, reading))
 
 
-def _map_panel(track: Track, reading: Reading, shade: heat.Shading, told: bool) -> Panel:
+def _map_panel(
+    track: Track,
+    reading: Reading,
+    shade: heat.Shading,
+    told: Mapping[tuple[str, int], str] | None,
+) -> Panel:
     against = shade.scale == "d"
     title = f"{reading.title}, minus the null" if against else reading.title
     makers = [
-        partial(heat.draw, track, title, reading.unit, shade, upright, told and not upright)
+        partial(
+            heat.draw, track, title, reading.unit, shade, upright, None if upright else told
+        )
         for upright in (False, True)
     ]
     return _panel(

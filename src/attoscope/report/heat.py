@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,11 +105,17 @@ def _plan(track: Track, upright: bool) -> _Plan:
 
 
 def draw(
-    track: Track, title: str, unit: str, shade: Shading, upright: bool, told: bool
+    track: Track,
+    title: str,
+    unit: str,
+    shade: Shading,
+    upright: bool,
+    told: Mapping[tuple[str, int], str] | None,
 ) -> Markup:
     """A layer × head map. `upright` puts the layers down the page.
 
-    With `told`, each cell says its number when pointed at.
+    With `told`, each cell says its number when pointed at, and leads to the anchor that `told`
+    has for its site and head.
     """
     plan = _plan(track, upright)
     label = f"{title}, {track.label}, by layer and head: {extent(track.values, unit)}"
@@ -118,15 +125,18 @@ def draw(
     steps = shade.steps(plan.values)
     cells: list[dict[str, Any]] = []
     texts: list[str] = []
+    links: list[str] = []
     for r, c in np.argwhere(steps >= 0).tolist():
         colour = scale_colour(shade.scale, int(steps[r, c]))
         cells.append({"r": r, "c": c, "k": colour, "n": len(cells)})
-        if told and plan.values.size <= MOST_TOLD:
-            texts.append(said(track, (r, c) if upright else (c, r), unit))
+        if told is not None and plan.values.size <= MOST_TOLD:
+            layer, head = (r, c) if upright else (c, r)
+            texts.append(said(track, (layer, head), unit))
+            links.append(told.get((track.places[layer], track.heads[head]), ""))
     gaps = [{"r": r, "c": c} for r, c in np.argwhere(steps < 0).tolist()]
     with quick():
         svg = to_svg(_cells(plan, bool(gaps)), cells=cells, gaps=gaps)
-    return finish(svg, label, texts, css)
+    return finish(svg, label, texts, css, links)
 
 
 def _cells(plan: _Plan, gaps: bool) -> Any:

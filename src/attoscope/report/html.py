@@ -25,6 +25,7 @@ FRAME_HEIGHT = 760
 def page(diagnosis: Diagnosis, *, framed: bool = False) -> str:
     """The whole page as text. `framed` makes it fit to stand inside another page."""
     front = in_front(diagnosis.reading_list, diagnosis.findings)
+    where = closer.anchors(diagnosis.closeups)
     template = _environment().get_template("report.html.j2")
     return template.render(
         framed=framed,
@@ -33,11 +34,16 @@ def page(diagnosis: Diagnosis, *, framed: bool = False) -> str:
         facts=facts(diagnosis),
         verdict=diagnosis.verdict,
         severity=diagnosis.findings[0].severity if diagnosis.findings else "fine",
-        findings=[_finding(f, diagnosis) for f in diagnosis.findings],
+        findings=[_finding(i, diagnosis, where) for i in range(len(diagnosis.findings))],
         front=front,
         curves=figures.drawn_first(figures.curves(diagnosis.reading_list)),
-        maps=figures.drawn_first(figures.maps(diagnosis.reading_list, front)),
-        closeups=[_attempt(partial(closer.view, c), "close-up") for c in diagnosis.closeups],
+        maps=figures.drawn_first(figures.maps(diagnosis.reading_list, front, where)),
+        closeups=[
+            _attempt(partial(closer.view, c, where), "close-up")
+            for c in closer.telling(diagnosis.closeups)
+        ],
+        layers=_layers(diagnosis, where),
+        about=closer.about(diagnosis.closeups),
         summary=[tables.summary(r) for r in diagnosis.reading_list],
         tables=[_attempt(partial(tables.full, r), r.title) for r in diagnosis.reading_list],
         data_facts=data_facts(diagnosis),
@@ -57,9 +63,19 @@ def frame(diagnosis: Diagnosis) -> str:
     )
 
 
-def _finding(finding: Any, diagnosis: Diagnosis) -> dict[str, Any]:
+def _layers(diagnosis: Diagnosis, where: closer.Anchors) -> list[dict[str, Any]]:
+    found = closer.layers(diagnosis.closeups, where)
+    for layer in found:
+        closer.attempted(layer["rows"], _attempt)
+    return found
+
+
+def _finding(index: int, diagnosis: Diagnosis, where: closer.Anchors) -> dict[str, Any]:
     from attoscope.report.minimap import minimap
 
+    finding = diagnosis.findings[index]
+    seen = closer.of_finding(index, finding, diagnosis.closeups, where)
+    closer.attempted(seen["rows"], _attempt)
     interval = words.interval(*finding.interval) if finding.interval else ""
     return {
         "finding": finding,
@@ -69,6 +85,7 @@ def _finding(finding: Any, diagnosis: Diagnosis) -> dict[str, Any]:
         "where": words.where(finding.sites, finding.heads),
         "minimap": _attempt(partial(minimap, finding, diagnosis.reading_list), "map")["it"],
         "evidence": [closer.evidence(e) for e in finding.evidence],
+        "seen": seen,
     }
 
 

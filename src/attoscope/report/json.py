@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +13,15 @@ import numpy as np
 from attoscope.errors import AttoscopeError
 from attoscope.findings import Evidence, Finding, Remedy
 from attoscope.measures.base import Reading
+from attoscope.report import json_closeups
 from attoscope.report.files import write_whole
 
 if TYPE_CHECKING:
     from attoscope.diagnosis import Closeup, Diagnosis
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+# Version 1 had close-ups of three heads only, each with all its weights.
+READABLE = (1, 2)
 
 
 def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "versions": diagnosis.versions,
         "findings": [finding.to_dict() for finding in diagnosis.findings],
         "readings": {r.name: _reading(r) for r in diagnosis.reading_list},
-        "closeups": [asdict(closeup) for closeup in diagnosis.closeups],
+        **json_closeups.to_dict(diagnosis.closeups),
         "timings": diagnosis.timings,
     }
     plain: dict[str, Any] = _plain(data)
@@ -68,10 +70,11 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             "This is no attoscope report: the keys `readings` and `findings` were expected; "
             "give a report.json written by `attoscope diagnose`."
         )
-    if data.get("schema_version") != SCHEMA_VERSION:
+    if data.get("schema_version") not in READABLE:
         raise AttoscopeError(
             f"The report has schema version {data.get('schema_version')!r}, and this attoscope "
-            f"reads version {SCHEMA_VERSION}: write the report again with this version."
+            f"reads versions {READABLE[0]} to {READABLE[-1]}: write the report again with this "
+            "version."
         )
     return dict(data)
 
@@ -164,16 +167,11 @@ def _finding_back(f: Mapping[str, Any]) -> Finding:
 
 
 def closeups(data: Mapping[str, Any]) -> tuple[Closeup, ...]:
-    """The close-ups back from the plain data of `read`."""
-    from attoscope.diagnosis import Closeup
-
-    return tuple(
-        Closeup(
-            **{
-                **each,
-                "tokens": tuple(each["tokens"]),
-                "weights": tuple(math.nan if w is None else w for w in each["weights"]),
-            }
-        )
-        for each in data.get("closeups", ())
-    )
+    """The close-ups back from the plain data of `read`, of any readable version."""
+    try:
+        return json_closeups.back(data)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise AttoscopeError(
+            f"The report is damaged ({type(error).__name__}: {error}); close-ups as in "
+            "docs/report-schema.md were expected: write the report again."
+        ) from error

@@ -51,10 +51,18 @@ def scale_colour(scale: str, step: int) -> str:
     return f"#02{'sd'.index(scale)}0{step:02x}"
 
 
-def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Markup:
-    """The SVG for inlining: `label` names it, `texts` are what marks say when pointed at.
+def finish(
+    raw: str,
+    label: str,
+    texts: Sequence[str] = (),
+    css: str = "",
+    links: Sequence[str] = (),
+) -> Markup:
+    """The SVG for inlining: `label` names it, `texts` are what marks say when pointed at, and
+    `links` the anchors that they lead to ("" for none).
 
-    Without texts, cells of one colour become one path.
+    Without texts, cells of one colour become one path. Links are for pointing only: the tab key
+    passes over them, and the list of layers leads to the same rows.
     """
     body = _NOISE.sub("", raw)
     body = _LONG.sub(lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
@@ -66,15 +74,17 @@ def finish(raw: str, label: str, texts: Sequence[str] = (), css: str = "") -> Ma
     while before != body:
         before, body = body, _GROUP.sub(r"\1", body)
     # The texts come last: they are the readers' own words, and nothing may be done to them.
-    body = _MARK.sub(lambda m: _titled(m, texts), body) if texts else _merged(body)
+    body = _MARK.sub(lambda m: _titled(m, texts, links), body) if texts else _merged(body)
     body = _OTHER_LABEL.sub(r"\1", body)
     head = f'<svg role="img" aria-label="{escape(label)}" class="chart {css}" '
     return Markup(body.replace("<svg ", head, 1))
 
 
-def _titled(found: re.Match[str], texts: Sequence[str]) -> str:
+def _titled(found: re.Match[str], texts: Sequence[str], links: Sequence[str]) -> str:
     tag, index, rest = found.groups()
-    return f"<{tag}{rest}><title>{escape(texts[int(index)])}</title></{tag}>"
+    mark = f"<{tag}{rest}><title>{escape(texts[int(index)])}</title></{tag}>"
+    link = links[int(index)] if links else ""
+    return f'<a href="#{escape(link)}" tabindex="-1">{mark}</a>' if link else mark
 
 
 def _merged(body: str) -> str:

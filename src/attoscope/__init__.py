@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from attoscope.diagnosis import Diagnosis as Diagnosis
     from attoscope.errors import AttoscopeError as AttoscopeError
     from attoscope.findings import Finding as Finding
+    from attoscope.monitor import watch as watch
+    from attoscope.monitor.callback import TrainerCallback as TrainerCallback
     from attoscope.papers import reproduce as reproduce
     from attoscope.svm import AttentionSVM as AttentionSVM
     from attoscope.svm import Selection as Selection
     from attoscope.trace import Subject as Subject
     from attoscope.trace import head_selections as head_selections
-    from attoscope.trace import watch as watch
 
 __version__ = "0.1.0"
 
@@ -30,7 +31,8 @@ _HOMES = {
     "AttoscopeError": "attoscope.errors",
     "Finding": "attoscope.findings",
     "Subject": "attoscope.trace",
-    "watch": "attoscope.trace",
+    "watch": "attoscope.monitor",
+    "TrainerCallback": "attoscope.monitor.callback",
     "Diagnosis": "attoscope.diagnosis",
     "diagnose": "attoscope.diagnosing",
     "check": "attoscope.checking",

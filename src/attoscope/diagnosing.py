@@ -17,6 +17,7 @@ from attoscope import __version__
 from attoscope.closeups import closeups
 from attoscope.diagnosis import Diagnosis
 from attoscope.errors import AttoscopeError
+from attoscope.measures.base import Reading
 from attoscope.measures.rules import findings_of
 from attoscope.measuring import (
     NULL_EVERY,
@@ -33,6 +34,8 @@ from attoscope.unchanged import Unchanged, compare_outputs
 from attoscope.words import in_words, many
 
 DEFAULT_ROWS = 128
+# So many documents, in whole batches, are read once more for the max-margin readings.
+SVM_DOCUMENTS = 8
 
 
 def diagnose(
@@ -44,6 +47,7 @@ def diagnose(
     batch_size: int = 8,
     layers: Span = None,
     null: bool = True,
+    svm: bool = False,
     seed: int = 0,
     dtype: str = "auto",
     device: str = "cpu",
@@ -62,6 +66,8 @@ def diagnose(
         max_tokens: cut documents to this many tokens (512 unless given).
         layers: (first, end) to measure only some layers of each stack.
         null: also run one document in four with its tokens shuffled, as the null of the readings.
+        svm: also set every head beside the max-margin weight of its choices, on a sample of the
+            queries of the first documents (docs/heads.md).
         dtype, device, trust_remote_code: for models loaded here (see `Subject.load`); a module
             is used as it is.
         sources: where the data came from, in words, for the report.
@@ -80,7 +86,7 @@ def diagnose(
     if data is None:
         data = sample_for(subject, counts)
     stream = batches(subject, data, max_tokens=max_tokens, batch_size=batch_size, counts=counts)
-    with _Peeked(stream) as peeked:
+    with _Peeked(stream, SVM_DOCUMENTS if svm else 0) as peeked:
         unchanged = compare_outputs(subject, peeked.first)
         check_span(layers, subject.layout(peeked.first))
         finished = replace(counts)
@@ -97,6 +103,7 @@ def diagnose(
         )  # fmt: skip
     measured = time.perf_counter()
     readings = found.readings()
+    selectors, more = _selectors(subject, peeked.kept, readings, seed) if svm else ((), {})
     findings = in_words(
         findings_of(found.real, readings), found.ids, subject.tokenizer, found.readers
     )
@@ -104,9 +111,9 @@ def diagnose(
     ended = time.perf_counter()
     return Diagnosis(
         model=_model_facts(subject, peeked.first, unchanged),
-        data=_data_facts(finished, found, rows, sources),
+        data=_data_facts(finished, found, rows, sources) | more,
         versions=_versions(),
-        reading_list=readings,
+        reading_list=(*readings, *selectors),
         findings=findings,
         closeups=shown,
         timings={
@@ -118,22 +125,43 @@ def diagnose(
     )
 
 
-class _Peeked:
-    """An iterator whose first item can be looked at before it is consumed."""
+def _selectors(
+    subject: Subject, read: list[Batch], readings: tuple[Reading, ...], seed: int
+) -> tuple[tuple[Reading, ...], dict[str, Any]]:
+    """Every measured head beside its SVM, on the batches kept for that, and what competes."""
+    from attoscope.maxmargin import max_margin
 
-    def __init__(self, stream: Iterator[Batch]) -> None:
+    sites = next(r.coords["site"] for r in readings if r.dims == ("site", "head"))
+    try:
+        found = max_margin(subject, read, sites=tuple(map(str, sites)), seed=seed)
+    except AttoscopeError as error:
+        return (), {"svm": {"heads": [], "reason": str(error)}}
+    documents = sum(len(batch) for batch in read)
+    return found.readings, {"svm": {"heads": list(found.heads), "documents": documents}}
+
+
+class _Peeked:
+    """An iterator whose first item can be looked at before it is consumed.
+
+    `kept` holds the batches of the first `keep` documents, whole batches.
+    """
+
+    def __init__(self, stream: Iterator[Batch], keep: int = 0) -> None:
         self._stream = stream
         self.first = next(stream)
         self._given = False
+        self._keep = keep
+        self.kept: list[Batch] = []
 
     def __iter__(self) -> _Peeked:
         return self
 
     def __next__(self) -> Batch:
-        if not self._given:
-            self._given = True
-            return self.first
-        return next(self._stream)
+        batch = next(self._stream) if self._given else self.first
+        self._given = True
+        if sum(map(len, self.kept)) < self._keep:
+            self.kept.append(batch)
+        return batch
 
     def __enter__(self) -> _Peeked:
         return self

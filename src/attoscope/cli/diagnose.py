@@ -62,6 +62,9 @@ def diagnose(
     layers: Annotated[
         str | None, typer.Option(metavar="A:B", help="Measure only layers A to B - 1.")
     ] = None,
+    svm: Annotated[
+        bool, typer.Option("--svm", help="Also compare heads with the max-margin selector.")
+    ] = False,
     baseline: Annotated[
         Path | None,
         typer.Option(metavar="REPORT.json", help="Judge by what got worse since that report."),
@@ -98,7 +101,7 @@ def diagnose(
     if dry_run:
         return _dry_run(model, inputs, options)
     folder = None if as_json and out is None else writable(out or DEFAULT_OUT)
-    diagnosis = _run(model, inputs, options, show=not (quiet or as_json))
+    diagnosis = _run(model, inputs, options | {"svm": svm}, show=not (quiet or as_json))
     worse = _worse(diagnosis, before)
     _write(diagnosis, before, worse, folder, as_json, quiet)
     if diagnosis.data["interrupted"]:

@@ -80,7 +80,7 @@ def whole(
 def is_number(value: Any, *, whole: bool = False) -> bool:
     """Whether this is a real (or whole) number: neither NaN nor a truth value."""
     kind = Integral if whole else Real
-    return isinstance(value, kind) and not isinstance(value, bool) and value == value
+    return bool(isinstance(value, kind) and not isinstance(value, bool) and value == value)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Studies behind pages of the documentation, each re-run by one command."""

@@ -32,6 +32,7 @@ import torch
 from studies import heads_figures as figures
 from studies.heads_measure import FILTERS, records, site_list
 from studies.heads_models import fresh, loaded
+from studies.heads_rank import RankPart, rank_records, rank_tables
 from studies.heads_summary import discrimination, plain, pooled
 from studies.heads_training import followed
 
@@ -70,6 +71,10 @@ FULL = (
     Part("digits", "head", 32, 64, 192, 3, 1, FILTERS[:1]),
     Part("minilm", "stream", 16, 64, 128, 3, 1, FILTERS[:2]),
 )
+RANK = {
+    "quick": RankPart("minilm", 8, 48, 96, 3, (0,), seconds=5.0),
+    "full": RankPart("minilm", 16, 64, 128, 3, (0, 2, 4, 6, 8, 10), seconds=10.0),
+}
 TRAINING = {"quick": (1, 500), "full": (1, 1500)}
 
 
@@ -141,12 +146,14 @@ def study(parts: tuple[Part, ...], scale: str, again: bool = False) -> dict[str,
         rows = [_short(r, k) for k in ("trained", "fresh") for r in found[k]]
         heads = {"columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
         out["parts"][part.name] = plain(tables(part, found)) | {"heads": heads}
+    rank = RANK[scale]
+    heads_ = kept(rank.name, rank, lambda: rank_records(rank), again)
     seeds, steps = TRAINING[scale]
     training = [
         kept(f"training {seed}", (seed, steps), lambda s=seed: followed(s, steps), again)
         for seed in range(seeds)
     ]
-    return {**out, "training": training}
+    return {**out, "rank": plain(rank_tables(rank, heads_)), "training": training}
 
 
 def _short(record: dict[str, Any], kind: str) -> dict[str, Any]:

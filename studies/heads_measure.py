@@ -82,7 +82,7 @@ def head_record(
         "on_sinks": float(choices.on_sinks().mean()),
         "certainty": float(choices.certainty().mean()),
     }  # fmt: skip
-    out["held_out"] = _by_document(choices, learners(seed, more), seed)
+    out["held_out"] = by_document(choices, learners(seed, more), seed)
     out["geometry"] = _geometry(choices)
     null = head.random_selector(np.random.default_rng([seed, head.head, *head.site.encode()]))
     null = None if null is None else filtered(null, name)
@@ -93,7 +93,7 @@ def head_record(
             "keys only": keys_only,
         }
         out["null_on_sinks"] = float(null.on_sinks().mean())
-        out["null_held_out"] = _by_document(null, few, seed)
+        out["null_held_out"] = by_document(null, few, seed)
         out["null_geometry"] = _geometry(null)
     if more:
         out["feasible"] = _feasible(choices, seed)
@@ -102,8 +102,8 @@ def head_record(
     return out
 
 
-def _by_document(choices: Choices, what: dict[str, Learner], seed: int) -> dict[str, Any]:
-    """Per learner, (predicted, asked) of each document."""
+def by_document(choices: Choices, what: dict[str, Learner], seed: int) -> dict[str, Any]:
+    """Per learner, (predicted, asked) of each document; None where it had no answer."""
     found = held_out(choices, what, seed)
     if found is None:
         return {}

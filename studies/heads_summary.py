@@ -130,15 +130,16 @@ def discrimination(trained: list[Record], fresh: list[Record], seed: int) -> lis
             finite = values[np.isfinite(values)]
             row[label] = float(finite.mean()) if len(finite) else None
             row[f"{label}_interval"] = mean_interval(values, rng)
-        row["auc_fresh"], row["auc_fresh_interval"] = _auc_with_interval(own, twin, rng)
-        row["auc_null"], row["auc_null_interval"] = _auc_with_interval(own, mixed, rng)
+        row["auc_fresh"], row["auc_fresh_interval"] = auc_with_interval(own, twin, rng)
+        row["auc_null"], row["auc_null_interval"] = auc_with_interval(own, mixed, rng)
         rows.append(row)
     return rows
 
 
-def _auc_with_interval(
+def auc_with_interval(
     first: Array, second: Array, rng: np.random.Generator
 ) -> tuple[float | None, list[float]]:
+    """`auc` and its 95 % bootstrap interval over heads."""
     first, second = first[np.isfinite(first)], second[np.isfinite(second)]
     if not len(first) or not len(second):
         return None, []

@@ -13,9 +13,10 @@ from studies import heads_figures as figures
 from studies.heads import Part, kept, tables
 from studies.heads_measure import FILTERS, records
 from studies.heads_models import fresh, repeated, training
+from studies.heads_rank import CUT, RankPart, cut, rank_record, rank_tables, solver
 from studies.heads_summary import auc, discrimination, plain, pooled, share
 from studies.heads_training import followed
-from tests.test_maxmargin import subject_and_batch
+from tests.test_maxmargin import at_random, subject_and_batch
 
 
 def test_what_follows_is_where_the_study_says() -> None:
@@ -64,6 +65,49 @@ def test_the_smallest_study(tmp_path: Path) -> None:
     paths = figures.write(whole, tmp_path)
     assert [p.name for p in paths] == ["heads-held-out.svg", "heads-discriminate.svg"]
     assert all(p.read_text().startswith("<svg") for p in paths)
+
+
+def test_the_cut_keeps_the_largest_directions() -> None:
+    assert np.allclose(cut(np.diag([1.0, 3.0, 2.0]), 2), np.diag([0.0, 3.0, 2.0]))
+
+
+def test_a_head_of_low_rank_beside_svms_under_its_rank() -> None:
+    rng = np.random.default_rng(3)
+    (left, _), (right, _) = (np.linalg.qr(rng.standard_normal((6, 2))) for _ in range(2))
+    weight = left @ right.T
+    head = at_random(0).rechosen(weight)
+    assert head is not None
+    record = rank_record(head, "trained", 5.0, 0)
+    assert record["rank"] == 2
+    for learner in ("SVM, own rank", CUT):
+        assert 1.0 <= record["stable_rank"][learner] <= 2.0 + 1e-9
+    ranks = {}
+    for name in ("SVM, Frobenius", "SVM, own rank"):
+        model = solver(name, 2, 5.0, [])(head)
+        assert model is not None
+        ranks[name] = int(np.linalg.matrix_rank(model.weight_, tol=1e-9))
+    assert ranks == {"SVM, Frobenius": 6, "SVM, own rank": 2}
+    assert record["cost"] > 0.0 and record["between"] < 1.0
+    assert record["cosine"]["SVM, own rank"] > record["cosine"][CUT] > 0.5
+    # Choices that no weight makes: no SVM, and nothing that stands for one.
+    none = rank_record(at_random(0), "trained, random selector", 5.0, 0)
+    assert none["held_out"]["SVM, Frobenius"] is None and set(none["cosine"]) == {CUT}
+    made = rank_tables(RankPart("planted", 40, 8, 160, 1, (0,), 5.0), [record, none])
+    rows = {row["learner"]: row for row in made["rows"]}
+    own, null = (
+        rows[CUT]["held_out"][k]["value"] for k in ("trained", "trained, random selector")
+    )
+    assert own > 0.5 > null and rows[CUT]["above"]["trained"]["value"] == pytest.approx(
+        own - null
+    )
+    assert rows["SVM, own rank"]["held_out"]["trained"]["value"] > own
+    assert rows["SVM, own rank"]["held_out"]["trained, random selector"] is None
+    assert made["fits"]["SVM, Frobenius"] == {"fits": 6, "stopped": 0, "none": 3}
+    # No time at all: a fit says that it was stopped.
+    late: list[dict[str, object]] = []
+    for name in ("SVM, Frobenius", "SVM, nuclear"):
+        solver(name, 2, 1e-9, late)(head)
+    assert [fit["stopped"] for fit in late] == [True, True]
 
 
 def test_training_is_followed() -> None:

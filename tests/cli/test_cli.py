@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -318,3 +319,13 @@ def test_an_interrupt_leaves_whole_files_or_none(minilm: Path, tmp_path: Path) -
     if left:
         report = json.loads((out / "report.json").read_text())
         assert report["data"]["interrupted"] and report["data"]["documents"] > 0
+
+
+def test_a_full_disk_is_said_in_one_sentence(capsys, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("typer.echo", full)
+    assert run(["papers", "--json"]) == 2
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "Traceback" not in said

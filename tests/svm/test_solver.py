@@ -287,6 +287,12 @@ def test_margins_that_hardly_exist(norm: str, optimum: float) -> None:
     assert model.gap_ <= 1e-6 and model.n_iter_ < 2_000
 
 
+def test_a_bound_on_the_rank_when_the_time_is_up(base: Selection) -> None:
+    with pytest.warns(ConvergenceWarning, match="limit: stopped by time_limit"):
+        model = AttentionSVM(max_rank=2, time_limit=1e-9).fit_selection(base)
+    assert np.linalg.matrix_rank(model.weight_) <= 2
+
+
 def test_no_weight_of_so_low_a_rank() -> None:
     # Scores along one direction put the three keys in one order: the middle one never wins.
     keys = np.tile(np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]]), (3, 1, 1))

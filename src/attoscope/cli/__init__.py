@@ -3,6 +3,7 @@ help names."""
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import Any
@@ -61,13 +62,21 @@ def _run(arguments: list[str]) -> int:
         # The reader went away (as in `| head`), which typer turns into an exit: no fault of ours.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            return _fault()
+        return _complain(f"what is to be printed cannot be written ({error.strerror})")
     except Exception:
-        traceback.print_exc()
-        print(
-            "attoscope: this is a fault of attoscope; please report it with the lines above",
-            file=sys.stderr,
-        )
-        return 3
+        return _fault()
+
+
+def _fault() -> int:
+    traceback.print_exc()
+    print(
+        "attoscope: this is a fault of attoscope; please report it with the lines above",
+        file=sys.stderr,
+    )
+    return 3
 
 
 def _complain(sentence: str) -> int:

@@ -39,6 +39,9 @@ def limited(
     starts = [solution.weight, solve_selection(selection, other, np.inf, 1e-4, clock).weight]
     best, upper = np.zeros_like(solution.weight), np.inf
     for start in starts:
+        if not start.any():
+            # The time was up before there was a start.
+            continue
         weight, reached = start, np.inf
         for _ in range(ROUNDS):
             weight = _half(selection, norm, weight, rank, tol, clock, keys=False)

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jaxtyping
 import numpy as np
 import torch
 
 from attoscope.dynamics import AttentionData, LinearHead
+
+
+@contextmanager
+def as_users_run_it() -> Iterator[None]:
+    """Without the checks of types that only these tests turn on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 from attoscope.dynamics import AttentionData, LambdaHead, LinearHead, ReluHead, sparsemax
 from attoscope.errors import AttoscopeError
-from tests.dynamics.build import random_data, vis1
+from tests.dynamics.build import as_users_run_it, random_data, vis1
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.standard_normal((2, 3, 4, 5))
@@ -117,6 +117,8 @@ def changed(array, at, value):
         ({"allowed": np.ones((3, 3), bool)}, r"allowed: got shape \(3, 3\)"),
         ({"allowed": np.arange(3)[:, None] != np.ones((1, 4))}, "sample 1 of trial 0 with no"),
         ({"values": TOKENS[:, :, :3]}, "values: got shape"),
+        ({"tokens": 1e80 * TOKENS}, "tokens: got numbers of size .* scale them"),
+        ({"queries": 1e-80 * TOKENS[:, :, 0]}, "queries: got numbers of size"),
     ],
 )  # fmt: skip
 def test_errors(change, says: str) -> None:
@@ -138,3 +140,22 @@ def test_errors_of_forms_and_heads() -> None:
     relu = AttentionData.cross(TOKENS, TOKENS[:, :, 0], ONES, ReluHead(np.ones((2, 5, 1))))
     with pytest.raises(AttoscopeError, match="scores: got a ReluHead; expected a LinearHead"):
         relu.optimal()
+
+
+@pytest.mark.parametrize("trials", [9, [0, 9], [], "a"])
+def test_trials_that_are_not_there(trials) -> None:
+    data = AttentionData.cross(TOKENS, TOKENS[:, :, 0], ONES, HEAD)
+    with pytest.raises(
+        AttoscopeError, match="trials: got .* expected positions among 2 trials"
+    ):
+        data.take(trials)
+
+
+def test_sparsemax_of_other_scores() -> None:
+    with as_users_run_it():
+        whole = sparsemax(np.array([1, 1, 0], np.uint8))
+        np.testing.assert_array_equal(whole, [0.5, 0.5, 0.0])
+        np.testing.assert_array_equal(sparsemax([2, -np.inf]), [1.0, 0.0])
+    for scores in ([], np.zeros((2, 0)), [np.nan, 1.0], 3.0, [-np.inf, -np.inf]):
+        with as_users_run_it(), pytest.raises(AttoscopeError, match="scores: got shape"):
+            sparsemax(scores)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -167,3 +169,63 @@ def test_errors() -> None:
     with pytest.raises(AttoscopeError, match="heads: got None for a query projection to 8"):
         head_weight(lone)
     assert head_weight(lone, 3, heads=4).shape == (8, 9)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_looks_where_no_key_competes_are_rows(tokens: int) -> None:
+    """One key, or equal keys: nothing to select, and the training that is watched goes on."""
+    look = LayerMonitor(lambda: np.eye(3), np.ones((2, tokens, 3)), np.ones((2, 3))).look()
+    assert not look.feasible and look.duplicates == 2 * (tokens - 1)
+    assert look.max_probability == pytest.approx(1 / tokens)
+    assert look.norm == pytest.approx(3**0.5) and look.inside == 0.0
+    assert all(np.isnan(v) for v in (*look.correlation.values(), *look.gap.values()))
+
+
+def test_weight_that_is_not_finite_is_a_row_of_nan() -> None:
+    keys = np.random.default_rng(0).normal(size=(2, 4, 3))
+    now = {"w": np.full((3, 3), np.nan)}
+    monitor = LayerMonitor(lambda: now["w"], keys, keys[:, 0])
+    look = monitor.look()
+    assert not look.feasible and (look.selected == -1).all()
+    assert all(np.isnan(v) for v in (look.max_probability, look.norm, look.inside))
+    assert all(np.isnan(v) for v in look.margin_share.values())
+    now["w"] = np.eye(3)
+    assert monitor.look().max_probability > 0.25
+    # Probes that are given as they are do not break in training: those are refused.
+    with pytest.raises(AttoscopeError, match="keys: got 24 values that are NaN"):
+        LayerMonitor(lambda: np.eye(3), keys * np.nan, keys[:, 0]).look()
+
+
+def test_options_of_the_monitor() -> None:
+    keys, queries = np.ones((1, 2, 3)), np.ones((1, 3))
+    one = LayerMonitor(lambda: np.eye(3), keys, queries, norms="nuclear")
+    assert list(one.look().gap) == ["nuclear"]
+    for every in ("x", None, 1.5, True):
+        with pytest.raises(AttoscopeError, match="every: got .* whole number"):
+            LayerMonitor(lambda: np.eye(3), keys, queries, every=every)
+    with pytest.raises(AttoscopeError, match="allowed: got query 0 with no key allowed"):
+        LayerMonitor(lambda: np.eye(3), keys, queries, allowed=np.zeros((1, 2), bool))
+
+
+def test_layers_without_one_weight_are_refused() -> None:
+    with pytest.raises(AttoscopeError, match="head: got 0.5; expected 0 to 3"):
+        head_weight(Separate(), 0.5)
+    odd = Separate()
+    odd.k_proj = nn.Linear(8, 3)
+    with pytest.raises(
+        AttoscopeError, match="key projection to 3 and 4 query heads of width 2"
+    ):
+        head_weight(odd)
+    odd.k_proj = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(AttoscopeError, match="got a Sequential as k_proj; expected a linear"):
+        head_weight(odd)
+    turned = Separate()
+    turned.rotary_emb = nn.Identity()
+    with pytest.raises(AttoscopeError, match="Separate with rotary positions"):
+        head_weight(turned)
+    told = Separate()
+    told.config = SimpleNamespace(rope_parameters={"rope_theta": 1e4})
+    with pytest.raises(AttoscopeError, match="Separate with rotary positions"):
+        head_weight(told)
+    told.config = SimpleNamespace(rope_parameters=None)
+    assert head_weight(told).shape == (8, 9)

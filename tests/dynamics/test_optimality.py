@@ -23,7 +23,7 @@ from attoscope.dynamics import (
 from attoscope.dynamics.optimality import max_margin
 from attoscope.errors import AttoscopeError
 from attoscope.svm import AttentionSVM, Selection
-from tests.dynamics.build import random_data, unit_sphere
+from tests.dynamics.build import as_users_run_it, random_data, unit_sphere
 
 KEYS = [[[-0.1, 1.0], [1.0, 0.0], [0.0, 0.0]]]
 SLACK = [[[0.0, 0], [-1, 0], [-2, -1], [0, -1]]]
@@ -225,3 +225,13 @@ def test_first_gradient_leads_to_the_best_tokens() -> None:
     run = train(data, big_first, 1000, record=1000)
     assert run.globally_optimal()[good].all()
     assert not run.globally_optimal()[~good].all()
+
+
+def test_scores_of_another_shape() -> None:
+    selection = prompt([1.0, 0.5, 0.0]).selection(0, [0])
+    for scores in ([[1.0, 0.5]], [[1.0, np.nan, 0.0]], [1.0, 0.5, 0.0]):
+        with (
+            as_users_run_it(),
+            pytest.raises(AttoscopeError, match="scores: got shape .* expected"),
+        ):
+            locally_optimal(selection, scores)

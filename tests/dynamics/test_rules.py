@@ -22,7 +22,7 @@ from attoscope.dynamics import (
 )
 from attoscope.dynamics.gradients import Gradient
 from attoscope.errors import AttoscopeError
-from tests.dynamics.build import random_data
+from tests.dynamics.build import as_users_run_it, random_data
 
 # U diag(3, 1, 0) V^T: rank two, so that one singular direction has to be dropped.
 U, V = (np.linalg.qr(np.random.default_rng(k).standard_normal((3, 3)))[0] for k in (1, 2))
@@ -187,13 +187,20 @@ def test_weight_decay_shrinks_singular_values(decay: float) -> None:
     [
         (lambda: GradientDescent(0.0), "lr: got 0.0; expected a positive number"),
         (lambda: Normalised(float("nan")), "lr: got nan"),
-        (lambda: Mirror(1.0), "p: got 1.0; expected a number above 1"),
+        (lambda: Mirror(1.0), "p: got 1.0; expected a number of at least 1.05"),
         (lambda: Steepest("fro"), "norm: got 'fro'; expected one of frobenius, max"),
         (lambda: Steepest("max", momentum=1.0), "momentum: got 1.0; expected 0 to below 1"),
         (lambda: Adam(betas=(0.9, 1.5)), "betas: got 1.5"),
         (lambda: Polyak(0.0), "longest: got 0.0"),
+        (lambda: Polyak(None), "longest: got None"),
+        (lambda: Normalised("a"), "lr: got 'a'; expected a positive number"),
+        (lambda: Mirror("2"), "p: got '2'"),
+        (lambda: Mirror(1.01), "p: got 1.01; .* leaves double precision"),
+        (lambda: Adam(betas=0.9), "betas: got 0.9; expected a pair"),
+        (lambda: Steepest("max", momentum="a"), "momentum: got 'a'"),
+        (lambda: Steepest(["max"]), "norm: got ..max"),
     ],
 )
 def test_errors(make, says: str) -> None:
-    with pytest.raises(AttoscopeError, match=says):
+    with as_users_run_it(), pytest.raises(AttoscopeError, match=says):
         make()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from attoscope.dynamics import (
+    Adam,
     AttentionData,
     GradientDescent,
     LambdaHead,
@@ -14,6 +18,7 @@ from attoscope.dynamics import (
     Normalised,
     Polyak,
     ReluHead,
+    Steepest,
     balance,
     correlation,
     gradient,
@@ -23,7 +28,7 @@ from attoscope.dynamics import (
 )
 from attoscope.errors import AttoscopeError
 from attoscope.svm import AttentionSVM
-from tests.dynamics.build import random_data, torch_loss, unit_sphere, vis1
+from tests.dynamics.build import as_users_run_it, random_data, torch_loss, unit_sphere, vis1
 
 EPS = 2.22e-16
 
@@ -275,7 +280,20 @@ def test_correlation_of_a_zero_weight_is_undefined() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"steps": 0}, "steps: got 0; expected at least 1"),
+        ({"steps": 0}, "steps: got 0; expected a whole number of at least 1"),
+        ({"steps": 2.5}, "steps: got 2.5"),
+        ({"steps": "5"}, "steps: got '5'"),
+        ({"steps": None}, "steps: got None"),
+        ({"record": "all"}, "record: got 'all'"),
+        ({"record": {1, 2}}, "record: got {1, 2}"),
+        ({"record": float("nan")}, "record: got nan"),
+        ({"record": 1.5}, "record: got 1.5"),
+        ({"record": True}, "record: got True"),
+        ({"record": [1.5]}, "record: got shape"),
+        ({"rule": Normalised}, "rule: got <class"),
+        ({"rule": "adam"}, "rule: got 'adam'"),
+        ({"weight_decay": "a"}, "weight_decay: got 'a'"),
+        ({"rule": Normalised(lambda k: "a")}, "lr: got 'a' for step 0; expected a number"),
         ({"record": 0}, "record: got every 0 steps"),
         ({"record": [3, 11]}, "record: got steps from 3 to 11; expected 0 to 10"),
         ({"loss": "square"}, "loss: got 'square'"),
@@ -292,6 +310,7 @@ def test_errors(change, says: str) -> None:
     given = {"rule": Normalised(), "steps": 10} | change
     with (
         pytest.raises(AttoscopeError, match=says),
+        as_users_run_it(),
         np.errstate(over="ignore", invalid="ignore"),
     ):
         train(random_data(), given.pop("rule"), given.pop("steps"), **given)
@@ -312,3 +331,65 @@ def test_factors_beat_the_other_norm_in_every_trial() -> None:
         assert near[own].mean() > 0.99
         assert near[other].mean() < 0.9
         assert (near[own] > near[other]).all()
+
+
+def test_training_takes_attention_data() -> None:
+    with (
+        as_users_run_it(),
+        pytest.raises(AttoscopeError, match="data: got ndarray"),
+    ):
+        train(np.zeros((1, 2, 3, 4)), Normalised(), 1)
+
+
+@pytest.mark.parametrize("rule", [Adam(20.0), Steepest("spectral", 50.0, 0.9)])
+def test_steps_that_overflow_the_means_of_gradients(rule) -> None:
+    with pytest.raises(AttoscopeError, match="lr: got .* no longer finite .* lower lr"):
+        train(gaussian(), rule, 3000)
+    # Smaller steps are taken to the end.
+    assert np.isfinite(train(gaussian(), replace(rule, lr=0.05), 300).weight).all()
+
+
+@pytest.mark.parametrize("loss", ["logistic", "exponential"])
+def test_polyak_with_large_scores(loss: str) -> None:
+    assert np.isfinite(train(gaussian(700.0), Polyak(), 20, loss=loss).weight).all()
+
+
+def gaussian(size: float = 1.0) -> AttentionData:
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(2, 3, 4, 5)), rng.normal(size=(2, 3, 5))
+    y, v = np.sign(rng.normal(size=(2, 3))), rng.normal(size=(2, 5))
+    return AttentionData.cross(x, z, y, LinearHead(size * v))
+
+
+def test_either_of_two_best_tokens_is_globally_optimal() -> None:
+    tokens = [[[[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]]] * 3
+    data = AttentionData.cross(tokens, [[[1.0]]] * 3, [[1]] * 3, LinearHead([[1.0, 0.0]] * 3))
+    weight = np.array([[[1.0], [-9.0]], [[1.0], [9.0]], [[-99.0], [-99.0]]])
+    run = train(data, Normalised(1e-9), 1, weight=weight)
+    assert run.selected().ravel().tolist() == [0, 1, 2]
+    assert run.globally_optimal().tolist() == [True, True, False]
+
+
+def test_a_selection_no_weight_makes_is_not_locally_optimal() -> None:
+    """In the second trial the first tokens cannot both win: they ask for w > 0 and w < 0."""
+    tokens = [[[[1.0], [0.0]], [[1.0], [0.0]]], [[[1.0], [0.0]], [[0.0], [1.0]]]]
+    data = AttentionData.cross(
+        tokens, np.ones((2, 2, 1)), np.ones((2, 2)), LinearHead([[1.0]] * 2)
+    )
+    run = train(data, Normalised(), 5)
+    object.__setattr__(
+        run, "_attention", lambda at: SimpleNamespace(chosen=np.zeros((2, 2), int))
+    )
+    assert run.locally_optimal().tolist() == [True, False]
+
+
+def test_records_and_trials_that_are_not_there() -> None:
+    run = train(gaussian(), Normalised(), 5)
+    for call, name in [
+        (lambda: run.selected(99), "at: got 99"),
+        (lambda: run.loss("last"), "at: got 'last'"),
+        (lambda: run.selection(7), "trial: got 7; expected a whole number from -2 to 1"),
+        (lambda: run.data.selection(7, [0, 0, 0]), "trial: got 7"),
+    ]:
+        with as_users_run_it(), pytest.raises(AttoscopeError, match=name):
+            call()

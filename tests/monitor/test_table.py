@@ -6,6 +6,8 @@ import csv
 import math
 from pathlib import Path
 
+import pytest
+
 from attoscope.monitor.table import Sinks, Table
 
 
@@ -48,3 +50,16 @@ def test_table_as_frame_and_csv(tmp_path: Path) -> None:
     table.to_csv(tmp_path / "log.csv")
     with open(tmp_path / "log.csv", encoding="utf-8") as file:
         assert [r["loss"] for r in csv.DictReader(file)] == ["", "4.0"]
+
+
+def test_a_logger_that_fails_is_one_warning() -> None:
+    class Broken:
+        def log(self, row: dict[str, float]) -> None:
+            raise RuntimeError("no connection")
+
+    seen: list[dict[str, float]] = []
+    sinks = Sinks([Broken(), seen.append])
+    with pytest.warns(UserWarning, match="a logger failed at step 3: RuntimeError: no connec"):
+        sinks({"step": 3})
+    sinks({"step": 4})
+    assert seen == [{"step": 3}, {"step": 4}]

@@ -214,6 +214,13 @@ def test_refusals() -> None:
         watch([plain])
     with pytest.raises(AttoscopeError, match="loggers: got a int"):
         watch(plain, loggers=[3])
+    wrong = {"every": ("a", None, 1.5), "sequences": (0, -1, 2.5), "rows": (0, -1, 2.5)}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(
+                AttoscopeError, match=f"{name}: got {value!r}; expected a whole"
+            ):
+                watch(plain, **{name: value})
     with watch(plain) as log, pytest.raises(AttoscopeError, match="already"):
         log.__enter__()
 
@@ -225,3 +232,43 @@ def test_a_model_that_is_not_the_one_called_is_said() -> None:
         for _ in range(4):
             loss_of(model, batch()).backward()
             optimizer.step()
+
+
+def test_numbers_after_the_step_join_its_row_and_no_other() -> None:
+    model = Nano().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, every=2) as log:
+        for at in range(4):
+            loss = loss_of(model, batch())
+            loss.backward()
+            optimizer.step()
+            log.add(mine=at, held=loss)
+            with pytest.raises(AttoscopeError, match="mine: got str; expected one number"):
+                log.add(mine="3")
+    assert [row["mine"] for row in log.rows] == [0.0, 2.0]
+    assert all(type(row["held"]) is float for row in log.rows)
+
+
+def test_passes_without_a_step_are_said() -> None:
+    model = Nano().train()
+    stranger = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="2 training passes of the Nano were seen and no step"):
+        with watch(model, every=1) as log:
+            for _ in range(2):
+                loss_of(model, batch()).backward()
+                stranger.step()
+    assert log.rows == [] and nothing_is_left(model)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (4, 0)])
+@pytest.mark.parametrize("at", [0, 1])
+def test_empty_batches_are_said(shape: tuple[int, int], at: int) -> None:
+    model = Nano().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=f"look at step {at} failed: the batch is empty"):
+        with watch(model, every=1) as log:
+            for step in range(3):
+                x = torch.zeros(shape, dtype=torch.long) if step == at else batch()
+                model(x).sum().backward()
+                optimizer.step()
+    assert ["margin/decoder.1" in row for row in log.rows] == [i != at for i in range(3)]

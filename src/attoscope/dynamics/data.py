@@ -13,6 +13,7 @@ from attoscope.dynamics.heads import Head, LinearHead
 from attoscope.errors import AttoscopeError
 from attoscope.svm import Selection
 from attoscope.svm import _checks as checks
+from attoscope.svm._problem import EXTREME
 
 Array = NDArray[np.float64]
 SHAPE = "(trial, sequence, token, width)"
@@ -23,6 +24,7 @@ class AttentionData:
     """Training data of the one-layer model `f_i = h(sum_t s_it x_it)`, `s_i = softmax(X_i W z_i)`.
 
     Every array has a leading trial axis: trials are independent and trained side by side.
+    Arrays of float64 are not copied: do not change them afterwards.
 
     Args:
         tokens: (trial, sequence, token, width): the keys, and also the values if none are given.
@@ -35,7 +37,8 @@ class AttentionData:
         values: (trial, sequence, token, value width) that the head reads in place of the tokens.
 
     Raises `AttoscopeError` in one sentence for shapes that do not fit, NaN or infinity, labels
-    other than +1 and -1, and a sample that may attend to nothing.
+    other than +1 and -1, a sample that may attend to nothing, and tokens, queries or values of
+    a trial that are largest outside 1e-60 to 1e60.
     Source: arXiv 2308.16898, section 2.
     """
 
@@ -62,6 +65,8 @@ class AttentionData:
         queries = checks.floats("queries", queries, 3, "(trial, sample, width)")
         labels = checks.floats("labels", labels, 2, "(trial, sample)")
         values = tokens if values is None else checks.floats("values", values, 4, SHAPE)
+        for name, array in {"tokens": tokens, "queries": queries, "values": values}.items():
+            _refuse_extremes(name, array)
         (trials, sequences, size, _), (_, samples, _) = tokens.shape, queries.shape
         _same("queries", "trials", len(queries), trials)
         if values.shape[:3] != tokens.shape[:3]:
@@ -151,6 +156,7 @@ class AttentionData:
 
     def selection(self, trial: int, selected: Any) -> Selection:
         """The selection problem of one trial: `selected` (sample,) or (sample, token) booleans."""
+        trial = checked_position("trial", trial, self.trials)
         return Selection(
             self.tokens[trial], self.queries[trial], selected, self.sequence,
             allowed=None if self.allowed[trial].all() else self.allowed[trial],
@@ -158,11 +164,40 @@ class AttentionData:
 
     def take(self, trials: Any) -> AttentionData:
         """Some of the trials: positions, a slice or booleans; one number gives one trial."""
-        kept = np.atleast_1d(np.arange(self.trials)[trials])
+        try:
+            kept = np.atleast_1d(np.arange(self.trials)[trials])
+        except (IndexError, TypeError):
+            kept = np.zeros(0, np.int64)
+        if not kept.size or kept.ndim != 1:
+            raise AttoscopeError(
+                f"trials: got {trials!r}; expected positions among {self.trials} trials, a slice "
+                "or booleans that keep at least one"
+            )
         return AttentionData(
             self.tokens[kept], self.queries[kept], self.labels[kept], self.head.take(kept),
             self.sequence, self.allowed[kept], values=self.values[kept],
         )  # fmt: skip
+
+
+def checked_position(name: str, value: Any, count: int) -> int:
+    """A position among so many; negative ones count from the end."""
+    if not (checks.is_number(value, whole=True) and -count <= value < count):
+        raise AttoscopeError(
+            f"{name}: got {value!r}; expected a whole number from {-count} to {count - 1}"
+        )
+    return int(value)
+
+
+def _refuse_extremes(name: str, array: Array) -> None:
+    """Products of four of these numbers have to fit into double precision."""
+    axes = tuple(range(1, array.ndim))
+    largest = np.maximum(array.max(axes), -array.min(axes))
+    wrong = (largest > 0.0) & ~((largest > 1.0 / EXTREME) & (largest < EXTREME))
+    if wrong.any():
+        raise AttoscopeError(
+            f"{name}: got numbers of size {largest[wrong][0]:.0e}; expected sizes between 1e-60 "
+            "and 1e60, so scale them (the weight scales the other way)"
+        )
 
 
 def _same(name: str, what: str, got: int, expected: int) -> None:

@@ -116,9 +116,9 @@ class LambdaHead:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "v", checks.floats("v", self.v, 2, "(trial, width)"))
-        if not 0.0 <= self.strength < np.inf:
+        if not (checks.is_number(self.strength) and 0.0 <= self.strength < np.inf):
             raise AttoscopeError(
-                f"strength: got {self.strength}; expected a number of at least 0"
+                f"strength: got {self.strength!r}; expected a number of at least 0"
             )
 
     @property
@@ -149,7 +149,15 @@ def sparsemax(scores: Float[np.ndarray, "*batch token"]) -> Float[np.ndarray, "*
 
     `max(score - tau, 0)` with tau such that the sum is 1; minus infinity gives 0. What a
     `LambdaHead` drives the attention probabilities to: `sparsemax(X v / (2 strength))`.
+
+    Raises `AttoscopeError` for no scores, NaN, infinity, and rows of minus infinity alone.
     """
+    scores = checks.real("scores", scores, "numbers (..., token)")
+    if scores.ndim == 0 or 0 in scores.shape or not np.isfinite(scores.max(-1)).all():
+        raise AttoscopeError(
+            f"scores: got shape {scores.shape} with a row that is empty or has no finite largest "
+            "number; expected (..., token) with one in every row"
+        )
     ordered = -np.sort(-scores, axis=-1)
     excess = (np.cumsum(ordered, -1) - 1.0) / np.arange(1, scores.shape[-1] + 1)
     kept = np.count_nonzero(ordered > excess, axis=-1, keepdims=True)

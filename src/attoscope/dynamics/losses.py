@@ -39,8 +39,8 @@ def log_excess(
         return log_lost
     log_slope = -np.logaddexp(0.0, best) if code == 0 else -best
     lost = np.exp(np.maximum(log_lost, TINY))
+    # log(exp(lost) - 1) of any size, as scores may be large.
+    full = log_slope + lost + np.log(-np.expm1(-lost))
     if code == 0:
-        full = np.log(np.log1p(np.exp(log_slope) * np.expm1(lost)))
-    else:
-        full = log_slope + np.log(np.expm1(lost))
+        full = np.where(full < TINY, full, np.log(np.logaddexp(0.0, np.maximum(full, TINY))))
     return np.asarray(np.where(log_lost < TINY, log_slope + log_lost, full))

@@ -17,7 +17,9 @@ from attoscope.dynamics.optimality import competing
 from attoscope.dynamics.weights import correlation
 from attoscope.errors import AttoscopeError
 from attoscope.svm import AttentionSVM, InfeasibleSelection, Norm, Selection
+from attoscope.svm import _checks as checks
 from attoscope.svm.norms import as_norm
+from attoscope.svm.selection import key_scores
 
 Array = NDArray[np.float64]
 # Directions of keys and queries below this, relative to the largest, are rounding.
@@ -36,7 +38,9 @@ class Look:
     of it that the probes can see; `duplicates` how many keys equal the selected one (they are left
     out). Per norm: `correlation` with the SVM of what is selected, `margin_share` (least margin of
     W over its norm, over the largest possible: 1 is max-margin, at most 0 does not separate) and
-    the certified `gap` of the SVM; NaN where `feasible` is False.
+    the certified `gap` of the SVM; NaN where `feasible` is False, also where no key competes. Where
+    the weight, or what functions give for keys and queries, is not finite, all readings are NaN
+    and `selected` is -1.
     """
 
     step: int
@@ -100,8 +104,8 @@ class LayerMonitor:
         *,
         sequence: Any = None,
         allowed: Any = None,
-        every: int = 100,
-        norms: Sequence[str | Norm] = ("frobenius", "nuclear"),
+        every: Any = 100,
+        norms: str | Sequence[str | Norm] = ("frobenius", "nuclear"),
         tol: float | int = 1e-4,
         time_limit: float | int | None = None,
     ) -> None:
@@ -110,13 +114,20 @@ class LayerMonitor:
                 f"weight: got {type(weight).__name__}; expected a function that gives the "
                 "current weight, as `lambda: head_weight(layer)`"
             )
-        if every < 1:
-            raise AttoscopeError(f"every: got {every}; expected at least 1")
+        if not checks.is_number(every, whole=True) or every < 1:
+            raise AttoscopeError(f"every: got {every!r}; expected a whole number of at least 1")
+        if allowed is not None:
+            allowed = checks.as_array("allowed", allowed, "booleans (query, token)")
+            if allowed.ndim == 2 and not allowed.any(1).all():
+                raise AttoscopeError(
+                    f"allowed: got query {int(allowed.any(1).argmin())} with no key allowed; "
+                    "expected at least one for each, so drop such queries"
+                )
         self.weight, self.keys, self.queries = weight, keys, queries
         self.sequence, self.allowed, self.every = sequence, allowed, every
         self.models = [
             AttentionSVM(as_norm(norm), tol=tol, time_limit=time_limit, warm_start=True)
-            for norm in norms
+            for norm in ((norms,) if isinstance(norms, str) else norms)
         ]
         self.count = 0
         self.looks: list[Look] = []
@@ -133,22 +144,25 @@ class LayerMonitor:
     def look(self) -> Look:
         """Look now."""
         weight, keys, queries = self._now()
-        selection, p = _selection(weight, keys, queries, self.sequence, self.allowed)
-        same = selection.duplicates()
-        selection = selection.without(same) if len(same) else selection
-        selected = selection.reference
+        moving = [a for a, x in ((keys, self.keys), (queries, self.queries)) if callable(x)]
+        if all(np.isfinite(a).all() for a in (weight, *moving)):
+            selection, selected, p, same = _selection(
+                weight, keys, queries, self.sequence, self.allowed
+            )
+        else:
+            selection, selected, p, same = None, np.full(len(queries), -1), np.nan, 0
         last = self.looks[-1].selected if self.looks else selected
-        seen = _inside(selection, weight)
-        size = float(np.linalg.norm(weight))
+        seen = np.zeros_like(weight) if selection is None else _inside(selection, weight)
+        size = float(np.linalg.norm(weight)) if np.isfinite(p) else float("nan")
         feasible, readings = self._compare(selection, weight, seen)
         found = Look(
             step=self.count,
             selected=selected,
             changed=int((selected != last).sum()) if last.shape == selected.shape else -1,
-            max_probability=float(p.max(1).mean()),
+            max_probability=p,
             norm=size,
             inside=float(np.linalg.norm(seen)) / size if size > 0.0 else float("nan"),
-            duplicates=len(same),
+            duplicates=same,
             feasible=feasible,
             correlation=readings[0],
             margin_share=readings[1],
@@ -167,10 +181,14 @@ class LayerMonitor:
         return weight, keys, queries
 
     def _compare(
-        self, selection: Selection, weight: Array, seen: Array
+        self, selection: Selection | None, weight: Array, seen: Array
     ) -> tuple[bool, tuple[dict[str, float], dict[str, float], dict[str, float]]]:
         """Correlation, margin share and gap per norm."""
         out: tuple[dict[str, float], dict[str, float], dict[str, float]] = ({}, {}, {})
+        if selection is None:
+            for part in out:
+                part |= {as_norm(model.norm).name: float("nan") for model in self.models}
+            return False, out
         margin = float(selection.margins(weight)[competing(selection)].min())
         feasible = True
         for model in self.models:
@@ -192,36 +210,55 @@ class LayerMonitor:
 
 
 def head_weight(
-    layer: Any, head: int = 0, *, heads: int | None = None
+    layer: Any, head: Any = 0, *, heads: Any = None
 ) -> Float[np.ndarray, "key_width query_width"]:
     """W of one head of a torch attention layer: its logits are `key_input^T W query_input`.
 
     `W_k^T W_q / sqrt(head width)`, with one more column `W_k^T b_q / sqrt(head width)` where the
     query projection has a bias (a bias of the keys changes no probability). For
     `nn.MultiheadAttention`, and modules with linear layers q_proj and k_proj, query and key, to_q
-    and to_k, or q and k. Grouped key heads are shared as usual. Not for rotary or relative
-    positions: there no single W exists.
+    and to_k, or q and k. Grouped key heads are shared as usual. Scores are assumed to be divided
+    by sqrt(head width), which the layer is not asked about. Not for rotary or relative positions:
+    there no single W exists; rotary ones are refused where the layer shows them.
 
     Args:
         layer: the module.
         head: which head, from 0.
         heads: how many heads, where the module does not say.
     """
-    query, key, bias = _projections(layer)
-    count = heads or next((getattr(layer, n) for n in COUNTS if hasattr(layer, n)), None)
-    if not count or len(query) % int(count):
+    if _rotary(layer):
         raise AttoscopeError(
-            f"heads: got {count} for a query projection to {len(query)}; expected the number of "
+            f"layer: got a {type(layer).__name__} with rotary positions; expected a layer whose "
+            "scores come from one W at all distances, so give a function for the distance you mean"
+        )
+    query, key, bias = _projections(layer)
+    count: Any = heads or next((getattr(layer, n) for n in COUNTS if hasattr(layer, n)), None)
+    if not checks.is_number(count, whole=True) or count < 1 or len(query) % count:
+        raise AttoscopeError(
+            f"heads: got {count!r} for a query projection to {len(query)}; expected the number of "
             "heads, so give heads="
         )
     width = len(query) // int(count)
-    if not 0 <= head < count:
-        raise AttoscopeError(f"head: got {head}; expected 0 to {int(count) - 1}")
+    if not checks.is_number(head, whole=True) or not 0 <= head < count:
+        raise AttoscopeError(f"head: got {head!r}; expected 0 to {int(count) - 1}")
+    if not len(key) or len(key) % width or int(count) % (len(key) // width):
+        raise AttoscopeError(
+            f"layer: got a key projection to {len(key)} and {count} query heads of width {width}; "
+            "expected key heads of that width, as many or shared evenly"
+        )
     shared = head * (len(key) // width) // int(count)
     q = query[head * width : (head + 1) * width]
     if bias is not None:
         q = np.concatenate([q, bias[head * width : (head + 1) * width, None]], 1)
     return np.asarray(key[shared * width : (shared + 1) * width].T @ q / np.sqrt(width))
+
+
+def _rotary(layer: Any) -> bool:
+    """Whether the layer shows that it turns queries and keys by their positions."""
+    named = any(word in type(layer).__name__.lower() for word in ("rotary", "rope"))
+    held = any(getattr(layer, n, None) is not None for n in ("rotary_fn", "rotary_emb"))
+    told = getattr(getattr(layer, "config", None), "rope_parameters", None)
+    return named or held or bool(told)
 
 
 def _projections(layer: Any) -> tuple[Array, Array, Array | None]:
@@ -238,6 +275,14 @@ def _projections(layer: Any) -> tuple[Array, Array, Array | None]:
     for q, k in NAMES:
         if hasattr(layer, q) and hasattr(layer, k):
             query, key = getattr(layer, q), getattr(layer, k)
+            for name, part in ((q, query), (k, key)):
+                # Other layers keep their weights transposed, packed or not at all.
+                shape = tuple(getattr(getattr(part, "weight", None), "shape", ()))
+                if shape != tuple(getattr(part, n, 0) for n in ("out_features", "in_features")):
+                    raise AttoscopeError(
+                        f"layer: got a {type(part).__name__} as {name}; expected a linear layer, "
+                        "so give a function that computes the weight"
+                    )
             bias = getattr(query, "bias", None)
             b = None if bias is None else as_array(bias)
             return as_array(query.weight), as_array(key.weight), b
@@ -262,21 +307,28 @@ def _multiplied(pair: Any) -> Array:
 
 def _selection(
     weight: Array, keys: Array, queries: Array, sequence: Any, allowed: Any
-) -> tuple[Selection, Array]:
-    """What the weight selects, and its probabilities."""
+) -> tuple[Selection | None, Int[np.ndarray, " query"], float, int]:
+    """What the weight selects: the problem without duplicates (None where no key competes), the
+    selected keys, their mean probability, and how many duplicates there are."""
     if keys.ndim != 3 or queries.ndim != 2:
         raise AttoscopeError(
             f"keys: got keys of shape {keys.shape} and queries of shape {queries.shape}; expected "
             "(sequence, token, width) and (query, width)"
         )
-    mask = (
-        np.ones((len(queries), keys.shape[1]), bool) if allowed is None else np.asarray(allowed)
-    )
-    first = np.zeros_like(mask)
-    first[np.arange(len(mask)), mask.argmax(1)] = True
-    scores = Selection(keys, queries, first, sequence, allowed=allowed).scores(weight)
-    selection = Selection(keys, queries, scores.argmax(1), sequence, allowed=allowed)
-    return selection, np.asarray(softmax(scores, axis=1))
+    weight = checks.weight(weight, keys.shape[2], queries.shape[1])
+    scores = key_scores(keys, queries, sequence, weight)
+    if allowed is not None:
+        allowed = checks.mask("allowed", allowed, *scores.shape)
+        scores[~allowed] = -np.inf
+    selected = scores.argmax(1)
+    p = float(softmax(scores, axis=1).max(1).mean())
+    if (np.isfinite(scores).sum(1) < 2).all():
+        return None, selected, p, 0
+    selection = Selection(keys, queries, selected, sequence, allowed=allowed)
+    same = selection.duplicates()
+    if len(same) == selection.constraint_count:
+        return None, selected, p, len(same)
+    return (selection.without(same) if len(same) else selection), selected, p, len(same)
 
 
 def _inside(selection: Selection, weight: Array) -> Array:

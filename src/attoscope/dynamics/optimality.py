@@ -14,6 +14,7 @@ from attoscope.dynamics.data import AttentionData
 from attoscope.dynamics.gradients import Gradient
 from attoscope.errors import AttoscopeError
 from attoscope.svm import AttentionSVM, Selection
+from attoscope.svm import _checks as checks
 
 Array = NDArray[np.float64]
 # A margin within this of 1 is tight.
@@ -97,9 +98,16 @@ def locally_optimal(
         weight: the max-margin weight, where it is known already.
         tolerance: margins up to 1 + tolerance are tight.
 
-    Raises `InfeasibleSelection` where no weight makes the selection.
-    Source: arXiv 2308.16898, "locally optimal tokens".
+    Raises `InfeasibleSelection` where no weight makes the selection, and `AttoscopeError` for
+    scores of another shape, or NaN. Source: arXiv 2308.16898, "locally optimal tokens".
     """
+    scores = checks.real("scores", scores, "numbers (sample, token)")
+    if scores.shape != selection.selected.shape or np.isnan(scores).any():
+        raise AttoscopeError(
+            f"scores: got shape {scores.shape} with {np.isnan(scores).sum()} NaN; expected "
+            f"{selection.selected.shape} (sample, token) and none, as AttentionData.scores of the "
+            "trial gives"
+        )
     margins = selection.margins(max_margin(selection) if weight is None else weight)
     tight = competing(selection) & (margins <= 1.0 + tolerance)
     supports = np.argwhere(tight)

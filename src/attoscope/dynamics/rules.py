@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from attoscope.dynamics import _kernels as kernels
 from attoscope.errors import AttoscopeError
+from attoscope.svm import _checks as checks
 
 Array = NDArray[np.float64]
 Rate = float | int | Callable[[int], float]
 # What the official code adds to the norm of a gradient, and as a penalty on factors.
 EPS = 2.22e-16
+# Below this exponent the mirror map 1/(p-1) loses steps to underflow, or overflows.
+LEAST_P = 1.05
 
 
 @dataclass
@@ -120,8 +123,8 @@ class Polyak:
     log_domain: bool = True
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.longest < np.inf:
-            raise AttoscopeError(f"longest: got {self.longest}; expected a positive number")
+        if not (checks.is_number(self.longest) and 0.0 < self.longest < np.inf):
+            raise AttoscopeError(f"longest: got {self.longest!r}; expected a positive number")
 
     def step(
         self, parameters: Sequence[Array], descent: Descent, memory: dict[str, Any]
@@ -166,7 +169,7 @@ class Steepest:
     def __post_init__(self) -> None:
         _check_rate(self.lr)
         _check_momentum("momentum", self.momentum)
-        if self.norm not in MAPS:
+        if not isinstance(self.norm, str) or self.norm not in MAPS:
             raise AttoscopeError(f"norm: got {self.norm!r}; expected one of {', '.join(MAPS)}")
 
     def step(
@@ -176,7 +179,10 @@ class Steepest:
         fade = _fade(memory, descent.log_scale)
         for j, (p, d) in enumerate(zip(parameters, descent.directions, strict=True)):
             if self.momentum > 0.0:
-                d = memory[f"mean{j}"] = d + self.momentum * fade * memory.get(f"mean{j}", 0.0)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    d = d + self.momentum * fade * memory.get(f"mean{j}", 0.0)
+                memory[f"mean{j}"] = d
+            refuse_overflow("a gradient or a mean of them", descent.number, d)
             unit, dual = steepest(self.norm, d)
             p += lr * unit
             out.append(lr * inverse(dual))
@@ -198,6 +204,8 @@ class Adam:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise AttoscopeError(f"betas: got {self.betas!r}; expected a pair of numbers")
         for beta in self.betas:
             _check_momentum("betas", beta)
 
@@ -207,8 +215,10 @@ class Adam:
         lr, k, (b1, b2), out = rate(self.lr, descent.number), descent.number + 1, self.betas, []
         fade = _fade(memory, descent.log_scale)
         for j, (p, d) in enumerate(zip(parameters, descent.directions, strict=True)):
-            mean = b1 * fade * memory.get(f"mean{j}", 0.0) + (1.0 - b1) * d
-            square = b2 * fade**2 * memory.get(f"square{j}", 0.0) + (1.0 - b2) * d**2
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean = b1 * fade * memory.get(f"mean{j}", 0.0) + (1.0 - b1) * d
+                square = b2 * fade**2 * memory.get(f"square{j}", 0.0) + (1.0 - b2) * d**2
+            refuse_overflow("a mean of gradients", descent.number, mean, square)
             memory[f"mean{j}"], memory[f"square{j}"] = mean, square
             root = np.sqrt(square / (1.0 - b2**k))
             p += lr * mean / (1.0 - b1**k) * inverse(root)
@@ -223,7 +233,7 @@ class Mirror:
     `V = sign(W) |W|^(p-1) - lr grad`, `W = sign(V) |V|^(1/(p-1))`; p = 2 is gradient descent.
 
     Args:
-        p: above 1.
+        p: at least 1.05; nearer to 1 the power 1/(p-1) leaves double precision.
         lr: a number or a function of the step number.
         normalised: divide the gradient by its entrywise l_q norm, 1/p + 1/q = 1.
 
@@ -237,8 +247,11 @@ class Mirror:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
-        if not 1.0 < self.p < np.inf:
-            raise AttoscopeError(f"p: got {self.p}; expected a number above 1")
+        if not (checks.is_number(self.p) and LEAST_P <= self.p < np.inf):
+            raise AttoscopeError(
+                f"p: got {self.p!r}; expected a number of at least {LEAST_P}, as nearer to 1 the "
+                "mirror map leaves double precision"
+            )
 
     def step(
         self, parameters: Sequence[Array], descent: Descent, memory: dict[str, Any]
@@ -305,7 +318,10 @@ MAPS: dict[str, Callable[[Array], tuple[Array, Array]]] = {
 
 def rate(lr: Rate, number: int) -> float:
     """The step length of step `number`, counted from 0."""
-    return float(lr(number)) if callable(lr) else float(lr)
+    value = lr(number) if callable(lr) else lr
+    if not checks.is_number(value):
+        raise AttoscopeError(f"lr: got {value!r} for step {number}; expected a number")
+    return float(value)
 
 
 def inverse(size: Array) -> Array:
@@ -313,20 +329,30 @@ def inverse(size: Array) -> Array:
     return np.divide(1.0, size, out=np.zeros_like(size), where=size > 0.0)
 
 
+def refuse_overflow(what: str, number: int, *arrays: Array) -> None:
+    """Steps that are too long end beyond what a double holds."""
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise AttoscopeError(
+            f"lr: got {what} that is no longer finite by step {number}; expected steps that do "
+            "not overflow, so lower lr"
+        )
+
+
 def _fade(memory: dict[str, Any], log_scale: Array) -> Array:
     """What turns the last step's units into those of this one, (trial, 1, 1)."""
     last = memory.get("log_scale", log_scale)
     memory["log_scale"] = log_scale.copy()
-    return np.asarray(np.exp(last - log_scale)[:, None, None])
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(last - log_scale)[:, None, None])
 
 
 def _check_rate(lr: Rate) -> None:
-    if not callable(lr) and not 0.0 < lr < np.inf:
+    if not callable(lr) and not (checks.is_number(lr) and 0.0 < lr < np.inf):
         raise AttoscopeError(
-            f"lr: got {lr}; expected a positive number, or a function of the step number"
+            f"lr: got {lr!r}; expected a positive number, or a function of the step number"
         )
 
 
 def _check_momentum(name: str, value: float | int) -> None:
-    if not 0.0 <= value < 1.0:
-        raise AttoscopeError(f"{name}: got {value}; expected 0 to below 1")
+    if not (checks.is_number(value) and 0.0 <= value < 1.0):
+        raise AttoscopeError(f"{name}: got {value!r}; expected 0 to below 1")

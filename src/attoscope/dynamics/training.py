@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from attoscope.dynamics import _kernels as kernels
 from attoscope.dynamics.data import AttentionData
 from attoscope.dynamics.gradients import Gradient, checked_weight
-from attoscope.dynamics.rules import EPS, Descent, Normalised, Rule
+from attoscope.dynamics.rules import EPS, Descent, Normalised, Rule, refuse_overflow
 from attoscope.dynamics.trajectory import Trajectory
 from attoscope.errors import AttoscopeError
 from attoscope.svm import _checks as checks
@@ -46,9 +46,16 @@ def train(
 
     Gives a `Trajectory`. Raises `AttoscopeError` for bad input, and when the weights overflow.
     """
+    if not isinstance(data, AttentionData):
+        raise AttoscopeError(f"data: got {type(data).__name__}; expected AttentionData")
+    # A class has the members of its instances.
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise AttoscopeError(
+            f"rule: got {rule!r}; expected one with its lr, as Normalised(0.1)"
+        )
     parameters, factored = _start(data, weight, factors)
-    if not 0.0 <= weight_decay < np.inf:
-        raise AttoscopeError(f"weight_decay: got {weight_decay}; expected at least 0")
+    if not (checks.is_number(weight_decay) and 0.0 <= weight_decay < np.inf):
+        raise AttoscopeError(f"weight_decay: got {weight_decay!r}; expected at least 0")
     if factored and isinstance(rule, Normalised) and not rule.log_domain:
         weight_decay = weight_decay + 2.0 * EPS
     kept = record_steps(steps, record)
@@ -126,11 +133,7 @@ class _Loop:
         return common, shrunk
 
     def record(self, number: int, out: list[Array]) -> None:
-        if not np.isfinite(self.weight).all():
-            raise AttoscopeError(
-                f"lr: got a weight that is no longer finite by step {number}; expected steps that "
-                "do not overflow, so lower lr"
-            )
+        refuse_overflow("a weight", number, self.weight)
         for record, part in zip(out, self.kept, strict=True):
             record[...] = part
 
@@ -157,18 +160,22 @@ def _start(data: AttentionData, weight: Any, factors: Any) -> tuple[list[Array],
 
 def record_steps(steps: int, record: int | Sequence[int] | None) -> NDArray[np.int64]:
     """The step numbers after which the weights are kept."""
-    if steps < 1:
-        raise AttoscopeError(f"steps: got {steps}; expected at least 1")
+    if not checks.is_number(steps, whole=True) or steps < 1:
+        raise AttoscopeError(f"steps: got {steps!r}; expected a whole number of at least 1")
     if record is None:
         numbers = np.unique(np.geomspace(1, steps, RECORDS).round().astype(np.int64))
-    elif isinstance(record, (int, np.integer)):
+    elif isinstance(record, (int, np.integer)) and not isinstance(record, bool):
         if record < 1:
             raise AttoscopeError(f"record: got every {record} steps; expected at least 1")
         numbers = np.arange(record, steps + 1, record, dtype=np.int64)
     else:
-        numbers = np.unique(np.asarray(record, np.int64))
+        meaning = "a whole number, or a sequence of step numbers"
+        found = checks.as_array("record", record, meaning)
+        if found.ndim == 0:
+            raise AttoscopeError(f"record: got {record!r}; expected {meaning}")
+        numbers = np.unique(checks.whole("record", found, meaning) if found.size else [])
         if len(numbers) and (numbers[0] < 0 or numbers[-1] > steps):
             raise AttoscopeError(
                 f"record: got steps from {numbers[0]} to {numbers[-1]}; expected 0 to {steps}"
             )
-    return np.union1d(numbers, [steps])
+    return np.union1d(numbers, [steps]).astype(np.int64)

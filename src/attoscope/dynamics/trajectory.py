@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from attoscope.dynamics.certificate import training_certificate
-from attoscope.dynamics.data import AttentionData
+from attoscope.dynamics.data import AttentionData, checked_position
 from attoscope.dynamics.gradients import Gradient
 from attoscope.dynamics.optimality import locally_optimal
 from attoscope.dynamics.weights import correlation
-from attoscope.svm import Norm, Selection
+from attoscope.svm import InfeasibleSelection, Norm, Selection
 
 Array = NDArray[np.float64]
 
@@ -42,25 +43,20 @@ class Trajectory:
 
     def probabilities(self, at: int = -1) -> Float[np.ndarray, "trial sample token"]:
         """Attention probabilities at a record."""
-        slope = Gradient(self.data, self.loss_name)
-        slope.attend(self.weights[at])
-        return slope.probabilities()
+        return self._attention(at).probabilities()
 
     def selected(self, at: int = -1) -> Int[np.ndarray, "trial sample"]:
         """The most probable token of each sample at a record."""
-        slope = Gradient(self.data, self.loss_name)
-        slope.attend(self.weights[at])
-        return slope.chosen
+        return self._attention(at).chosen
 
     def selection(self, trial: int, at: int = -1) -> Selection:
         """What a trial selects at a record, as a problem for `AttentionSVM`."""
+        trial = checked_position("trial", trial, self.data.trials)
         return self.data.selection(trial, self.selected(at)[trial])
 
     def loss(self, at: int = -1) -> Float[np.ndarray, " trial"]:
         """Mean loss over samples at a record, without weight decay."""
-        slope = Gradient(self.data, self.loss_name)
-        slope.attend(self.weights[at])
-        return slope.mean_loss()
+        return self._attention(at).mean_loss()
 
     def norms(self) -> Float[np.ndarray, "record trial"]:
         """Frobenius norms of the weights."""
@@ -73,16 +69,22 @@ class Trajectory:
         return correlation(self.weights, reference)
 
     def globally_optimal(self, at: int = -1) -> Bool[np.ndarray, " trial"]:
-        """Whether each sample selects its token of largest score; linear heads only."""
-        return np.asarray((self.selected(at) == self.data.optimal()).all(1))
+        """Whether each sample selects a token of largest score; linear heads only."""
+        scores = self.data.scores()
+        own = np.take_along_axis(scores, self.selected(at)[:, :, None], 2)[:, :, 0]
+        return np.asarray((own == scores.max(2)).all(1))
 
     def locally_optimal(self, at: int = -1) -> Bool[np.ndarray, " trial"]:
-        """Whether what is selected is locally optimal; one SVM is solved per trial."""
+        """Whether what is selected is locally optimal; one SVM is solved per trial.
+
+        False where no weight makes the selection.
+        """
         scores, selected = self.data.scores(), self.selected(at)
-        return np.array([
-            bool(locally_optimal(self.data.selection(r, selected[r]), scores[r]))
-            for r in range(self.data.trials)
-        ])  # fmt: skip
+        out = np.zeros(self.data.trials, bool)
+        for r in range(self.data.trials):
+            with suppress(InfeasibleSelection):
+                out[r] = bool(locally_optimal(self.data.selection(r, selected[r]), scores[r]))
+        return out
 
     def certificate(
         self, norm: str | Norm = "frobenius", *, window: float | int | None = None
@@ -107,6 +109,12 @@ class Trajectory:
                 found = training_certificate(selection, weight, duals[k, r], norm)
                 bounds[:, k, r] = found.lower, found.upper
         return bounds[0], bounds[1]
+
+    def _attention(self, at: int) -> Gradient:
+        """Attention at a record."""
+        slope = Gradient(self.data, self.loss_name)
+        slope.attend(self.weights[checked_position("at", at, len(self.weights))])
+        return slope
 
     def _duals(self, share: float | int) -> Array:
         """Coefficients summed over the last share of the steps before each record."""

@@ -28,11 +28,11 @@ class TrainerCallback(transformers.TrainerCallback):
 
     def __init__(
         self,
-        every: int = 100,
+        every: Any = 100,
         *,
         loggers: Iterable[Any] = (),
-        rows: int = 32,
-        sequences: int = 4,
+        rows: Any = 32,
+        sequences: Any = 4,
         on_alarm: Callable[[Alarm], None] | None = None,
     ) -> None:
         self.options: dict[str, Any] = {

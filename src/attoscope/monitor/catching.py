@@ -23,6 +23,10 @@ from attoscope.trace.types import AttentionCall, Batch, Layer
 from attoscope.trace.watch import _Stream
 
 
+class EmptyBatch(AttoscopeError):
+    """A pass over nothing: there is nothing to read."""
+
+
 class TrainingCapture(Capture):
     """Attention calls as they are made in training: handed on without a check of their output."""
 
@@ -166,6 +170,11 @@ def batch_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             "watch the module that takes the batch"
         )
     first = tensors[0]
+    if not first.numel():
+        raise EmptyBatch(
+            f"the batch is empty (a tensor of shape {tuple(first.shape)}): expected at least one "
+            "sequence of one token, so leave such batches out"
+        )
     axis = int(first.dim() == 3 and first.is_floating_point() and puts_time_first(model))
     size = first.shape[axis]
     mask = kwargs.get("attention_mask")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,14 +51,28 @@ class Table:
 
 
 class Sinks:
-    """Passes rows on: to `log(dict)`, to `add_scalar(tag, value, step)`, or to a function."""
+    """Passes rows on: to `log(dict)`, to `add_scalar(tag, value, step)`, or to a function.
+
+    One that fails is a warning, once: a training does not end for its logger.
+    """
 
     def __init__(self, loggers: Iterable[Any] = ()) -> None:
         self.send = [_sender(logger) for logger in loggers]
+        self._warned = False
 
     def __call__(self, row: Row) -> None:
         for send in self.send:
-            send(dict(row))
+            try:
+                send(dict(row))
+            except Exception as error:
+                if not self._warned:
+                    self._warned = True
+                    warnings.warn(
+                        f"attoscope.watch: a logger failed at step {row['step']}: "
+                        f"{type(error).__name__}: {error}; the training goes on and log.rows are "
+                        "kept",
+                        stacklevel=2,
+                    )
 
 
 def _sender(logger: Any) -> Any:

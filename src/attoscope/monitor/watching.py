@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import (
@@ -18,7 +20,14 @@ from torch.optim.optimizer import (
 from attoscope.errors import AttoscopeError
 from attoscope.monitor import gradients
 from attoscope.monitor.alarms import Alarm, check
-from attoscope.monitor.catching import Catcher, extra_pass, inner_of, is_compiled, surveyed
+from attoscope.monitor.catching import (
+    Catcher,
+    EmptyBatch,
+    extra_pass,
+    inner_of,
+    is_compiled,
+    surveyed,
+)
 from attoscope.monitor.readings import LayerReader
 from attoscope.monitor.table import Row, Sinks, Table
 from attoscope.trace.layout import Layout
@@ -30,11 +39,11 @@ UNSEEN = 3
 
 def watch(
     model: Any,
-    every: int = 100,
+    every: Any = 100,
     *,
     loggers: Iterable[Any] = (),
-    rows: int = 32,
-    sequences: int = 4,
+    rows: Any = 32,
+    sequences: Any = 4,
     on_alarm: Callable[[Alarm], None] | None = None,
 ) -> Log:
     """A context manager that reads the model every `every` training steps: `with … as log:`.
@@ -58,12 +67,17 @@ def watch(
             each gets every row.
         rows: query rows and tokens read per sequence.
         sequences: sequences read per batch.
-        on_alarm: called with each alarm as it comes.
+        on_alarm: called with each alarm as it comes; what it raises ends the training.
 
     Raises:
         AttoscopeError: no attention that can be read, at the first look; a model that was compiled
             in place. Later trouble is a warning: it does not end the training.
     """
+    for name, value in (("every", every), ("rows", rows), ("sequences", sequences)):
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+            raise AttoscopeError(
+                f"{name}: got {value!r}; expected a whole number of at least 1"
+            )
     return Log(model, every, Sinks(loggers), LayerReader(rows, sequences), on_alarm)
 
 
@@ -83,8 +97,6 @@ class Log(Table):
             raise AttoscopeError(
                 f"model: got a {type(model).__name__}; expected the torch module that is trained"
             )
-        if every < 1:
-            raise AttoscopeError(f"every: got {every}; expected at least 1")
         if model._compiled_call_impl is not None:
             raise AttoscopeError(
                 "model: it was compiled in place (model.compile()), where no hook is called; use "
@@ -125,6 +137,13 @@ class Log(Table):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is None and self._passes and not self.count:
+            warnings.warn(
+                f"attoscope.watch: {self._passes} training passes of the "
+                f"{type(self.model).__name__} were seen and no step of a torch optimiser that "
+                "holds its parameters, so the log is empty: call log.step() after each step",
+                stacklevel=2,
+            )
         self.close()
 
     def close(self) -> None:
@@ -134,13 +153,25 @@ class Log(Table):
         self._handles = []
         self._forget()
 
-    def add(self, **values: float) -> None:
+    def add(self, **values: Any) -> None:
         """Put numbers of your own, such as the loss, into the row of the step that is being read.
 
-        Between two looks nothing is kept: call it at every step.
+        Between two looks nothing is kept: call it at every step, before the optimiser's step.
+        Until the next pass the row of the step just made takes them too, but loggers have it by
+        then. Raises `AttoscopeError` for what is no number.
         """
-        if self._row is not None:
-            self._row |= {name: float(value) for name, value in values.items()}
+        for name, value in values.items():
+            if not _is_number(value):
+                raise AttoscopeError(
+                    f"{name}: got {type(value).__name__}; expected one number, as loss.item()"
+                )
+        row = self._row
+        made = self.rows[-1] if self.rows and not self._passes else None
+        if row is None and made is not None and made["step"] == self.count - 1:
+            row = made
+        if row is not None:
+            for name, value in values.items():
+                row[name] = float(value.item() if hasattr(value, "item") else value)
 
     def gradients(self) -> None:
         """Read gradients now, before clipping; otherwise they are read as the optimiser gets them.
@@ -170,6 +201,9 @@ class Log(Table):
         try:
             if self._layout is None:
                 self._layout = surveyed(self._inner, args, kwargs)
+        except EmptyBatch as error:
+            self._warn(f"a look at step {self.count} failed: {error}")
+            return
         except BaseException:
             self._row = None
             raise
@@ -285,6 +319,15 @@ def _trains(module: nn.Module) -> bool:
     """A pass that trains: in training mode, with gradients, and not recomputed in a backward."""
     recomputed = torch._C._current_graph_task_id() != -1
     return module.training and torch.is_grad_enabled() and not recomputed
+
+
+def _is_number(value: Any) -> bool:
+    """Whether one real number is given, without a wait for the device that holds it."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, Real) or (
+        isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
+    )
 
 
 def _rank() -> int:

@@ -118,3 +118,20 @@ def test_no_closeups_no_section(decoder):
     page = html.page(replace(decoder, closeups=()))
     assert 'id="closer"' not in page and "In the text" not in page
     assert "A cell leads" not in page and 'tabindex="-1"' not in page
+
+
+def test_what_competes_by_the_attention_svm_stands_with_the_head() -> None:
+    one = {
+        "token": "ship", "position": 5, "chosen": "the", "chosen_position": 4,
+        "competitor": "<script>", "competitor_position": 2, "multiplier": 0.25,
+    }  # fmt: skip
+    facts = {"competitors": [one] * 5, "fingerprint": {"label": "none"}}
+    line = str(closer.max_margin(facts))
+    assert line.count("<b>ship</b>") == 3 and "<mark>the</mark>" in line and "0.25" in line
+    assert "&lt;script&gt;" in line and "<script>" not in line and "fingerprint: none" in line
+    unknown = one | {"token": None, "chosen": None, "competitor": None}
+    bare = str(closer.max_margin({"competitors": [unknown], "fingerprint": None}))
+    assert "position 5" in bare and "fingerprint" not in bare
+    assert "nothing competes" in str(
+        closer.max_margin({"competitors": [], "fingerprint": None})
+    )

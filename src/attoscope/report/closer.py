@@ -19,6 +19,10 @@ _LARGE = Around(12, 5)
 # Heads up to which so many tokens are shown around query and marks; beyond, only the marks.
 _ROOM = ((400, Around(5, 1)), (1_500, Around(2, 0)))
 MOST_LINKS = 200
+MOST_COMPETITORS = 3
+_TOKENS = (
+    ("token", "position"), ("chosen", "chosen_position"), ("competitor", "competitor_position"),
+)  # fmt: skip
 
 
 def anchors(closeups: Sequence[Closeup]) -> dict[tuple[str, int], str]:
@@ -106,8 +110,11 @@ def _said(mark: Mark, token: str, index: int, unit: str) -> Markup:
     return text
 
 
-def layers(closeups: Sequence[Closeup], where: Anchors) -> list[dict[str, Any]]:
-    """All heads' own rows, layer by layer."""
+def layers(
+    closeups: Sequence[Closeup], where: Anchors, svm: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
+    """All heads' own rows, layer by layer; `svm` says what competes by the attention SVM."""
+    facts = {(one["site"], one["head"]): one for one in svm}
     own = _own(closeups)
     around = _around(len(own))
     found: dict[str, dict[str, Any]] = {}
@@ -125,10 +132,33 @@ def layers(closeups: Sequence[Closeup], where: Anchors) -> list[dict[str, Any]]:
             {
                 "head": one.head,
                 "anchor": where[one.site, one.head if one.head is not None else -1],
-                "make": partial(compact, one, around),
+                "make": partial(_row, one, around, facts.get((one.site, one.head or 0))),
             }
         )
     return list(found.values())
+
+
+def _row(closeup: Closeup, around: Around | None, facts: Mapping[str, Any] | None) -> Markup:
+    row = compact(closeup, around)
+    return row if facts is None else row + max_margin(facts)
+
+
+def max_margin(facts: Mapping[str, Any]) -> Markup:
+    """What holds the max-margin weight of a head in place, the strongest first."""
+    said = [
+        Markup("at <b>{}</b>, <mark>{}</mark> over <u>{}</u> {}").format(
+            *(
+                piece(one[name]) if one[name] is not None else f"position {one[position]}"
+                for name, position in _TOKENS
+            ),
+            number(one["multiplier"]),
+        )
+        for one in facts["competitors"][:MOST_COMPETITORS]
+    ]
+    label = (facts["fingerprint"] or {}).get("label")
+    end = Markup("; fingerprint: {}").format(label) if label else Markup("")
+    line = Markup(", ").join(said) or Markup("nothing competes")
+    return Markup("<p>SVM, share of the multipliers: {}{}</p>").format(line, end)
 
 
 def _around(heads: int) -> Around | None:

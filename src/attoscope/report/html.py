@@ -64,7 +64,8 @@ def frame(diagnosis: Diagnosis) -> str:
 
 
 def _layers(diagnosis: Diagnosis, where: closer.Anchors) -> list[dict[str, Any]]:
-    found = closer.layers(diagnosis.closeups, where)
+    svm = diagnosis.data.get("svm", {}).get("heads", [])
+    found = closer.layers(diagnosis.closeups, where, svm)
     for layer in found:
         closer.attempted(layer["rows"], _attempt)
     return found

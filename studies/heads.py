@@ -1,7 +1,7 @@
 """Is a trained attention head a max-margin selector? The study behind docs/heads.md.
 
-    python -m studies.heads           all models, all seeds (about ten minutes on two cores)
-    python -m studies.heads --quick   fewer documents, seeds and layers (about 90 s)
+    python -m studies.heads           all models, all seeds (15 minutes on two busy cores)
+    python -m studies.heads --quick   fewer documents, seeds and layers (4 minutes)
 
 Writes docs/studies/heads.json and the figures docs/heads-*.svg. Finished parts are kept in
 $ATTOSCOPE_CACHE (default ~/.cache/attoscope) and not run again; --again runs them anew.

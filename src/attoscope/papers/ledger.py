@@ -13,7 +13,6 @@ import numpy as np
 
 import attoscope
 from attoscope.papers.base import Claim, Control, Evidence, Fails, Paper
-from attoscope.papers.trials import write_bytes_whole
 from attoscope.report.files import write_whole
 from attoscope.report.words import count
 
@@ -190,7 +189,7 @@ def draw(outcome_name: str, title: str, chart: Any, folder: Path) -> str:
     path = Path("figures") / f"{outcome_name}.svg"
     write_whole(folder / path, vl_convert.vegalite_to_svg(specification))
     png = vl_convert.vegalite_to_png(specification, scale=2)
-    write_bytes_whole((folder / path).with_suffix(".png"), png)
+    write_whole((folder / path).with_suffix(".png"), png)
     return path.as_posix()
 
 

@@ -99,13 +99,8 @@ class Trials:
 
     def put(self, key: str, data: bytes) -> None:
         """Keeps packed data under this key."""
-        write_bytes_whole(self.folder / f"{key}.npz", data)
+        write_whole(self.folder / f"{key}.npz", data)
 
     def clear(self) -> None:
         """Forgets all."""
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def write_bytes_whole(target: Path, data: bytes) -> None:
-    """Put `data` at `target`, or leave what was there."""
-    write_whole(target, data)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attoscope.dynamics import _kernels as kernels
+from attoscope.dynamics._blocks import Blocks, served
 from attoscope.dynamics.data import AttentionData
 from attoscope.dynamics.gradients import Gradient, checked_weight
 from attoscope.dynamics.rules import EPS, Descent, Normalised, Rule, refuse_overflow
@@ -60,36 +61,31 @@ def train(
         weight_decay = weight_decay + 2.0 * EPS
     kept = record_steps(steps, record)
     slope = Gradient(data, loss, log_domain=rule.log_domain)
-    loop = _Loop(data, slope, parameters, factored, float(weight_decay))
-    memory: dict[str, Any] = {}
+    kind = Blocks if served(rule, slope, parameters) else Loop
+    loop = kind(slope, parameters, factored, float(weight_decay))
     records = [np.empty((len(kept), *part.shape)) for part in loop.kept]
-    done = 0
-    for number in range(steps + 1):
-        loop.multiply()
-        if done < len(kept) and kept[done] == number:
-            loop.record(number, [record[done] for record in records])
-            done += 1
-        if number < steps:
-            loop.step(rule, number, memory)
+    number = 0
+    for done, following in enumerate(kept):
+        loop.advance(rule, number, number := int(following))
+        loop.collect()
+        refuse_overflow("a weight", number, loop.weight)
+        for into, part in zip(records, loop.kept, strict=True):
+            into[done] = part
     weights, coefficients, *rest = records
     return Trajectory(
         data, loss, kept, weights, coefficients, (rest[0], rest[1]) if factored else None
     )
 
 
-class _Loop:
+class Loop:
     """The parameters of a run, and one step on them."""
 
     def __init__(
-        self,
-        data: AttentionData,
-        slope: Gradient,
-        parameters: list[Array],
-        factored: bool,
-        weight_decay: float,
+        self, slope: Gradient, parameters: list[Array], factored: bool, weight_decay: float
     ) -> None:
         self.slope, self.parameters, self.factored = slope, parameters, factored
         self.weight_decay = weight_decay
+        self.memory: dict[str, Any] = {}
         self.weight = np.empty_like(slope.direction) if factored else parameters[0]
         self.directions = [np.empty_like(p) for p in parameters]
         self.coefficients = np.zeros_like(slope.coefficients)
@@ -100,11 +96,18 @@ class _Loop:
         """What is recorded."""
         return [self.weight, self.coefficients, *(self.parameters if self.factored else [])]
 
-    def multiply(self) -> None:
+    def advance(self, rule: Rule, first: int, last: int) -> None:
+        """Steps `first` to before `last`."""
+        for number in range(first, last):
+            self.collect()
+            self.step(rule, number)
+
+    def collect(self) -> None:
+        """The weight made from its factors."""
         if self.factored:
             kernels.product(*self.parameters, self.weight)
 
-    def step(self, rule: Rule, number: int, memory: dict[str, Any]) -> None:
+    def step(self, rule: Rule, number: int) -> None:
         slope = self.slope.at(self.weight)
         if self.factored:
             kernels.split(slope.direction, *self.parameters, *self.directions)
@@ -112,7 +115,7 @@ class _Loop:
             self.directions[0][...] = slope.direction
         log_scale, shrunk = self.decay(slope.log_scale)
         descent = Descent(self.directions, log_scale, number, self.excess)
-        scales = rule.step(self.parameters, descent, memory)
+        scales = rule.step(self.parameters, descent, self.memory)
         share = scales[0] if len(scales) == 1 else 0.5 * (scales[0] + scales[1])
         self.coefficients += (share * shrunk)[:, None, None] * slope.coefficients
 
@@ -131,11 +134,6 @@ class _Loop:
             d *= shrunk[:, None, None]
             d -= pull[:, None, None] * p
         return common, shrunk
-
-    def record(self, number: int, out: list[Array]) -> None:
-        refuse_overflow("a weight", number, self.weight)
-        for record, part in zip(out, self.kept, strict=True):
-            record[...] = part
 
 
 def _start(data: AttentionData, weight: Any, factors: Any) -> tuple[list[Array], bool]:

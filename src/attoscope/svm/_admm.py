@@ -8,29 +8,25 @@ the projection, rescaled, are the dual candidate that certifies the result.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attoscope.svm import _scan as scans
-from attoscope.svm._dense import by_cholesky
-from attoscope.svm._jit import kernel
+from attoscope.svm import _turns as compiled
+from attoscope.svm._memory import Memory, follow
 from attoscope.svm._problem import Problem
 from attoscope.svm._project import Clock, Projector
-from attoscope.svm.norms import Norm
+from attoscope.svm._turns import APART, MOVED, PUSH
+from attoscope.svm.norms import SMALL, Norm, Schatten
 from attoscope.svm.selection import Array
 
 if TYPE_CHECKING:
     from attoscope.svm._solve import Frobenius
 
-RELAX = 1.6
 LOOK = 5
 PRUNE = 5
-SWEEPS, JUMP = 1, 8
-DEPTH = 8
-GROWTH = 2.0
-REACH = 5.0
-LAG, STRICT = 10.0, 0.2
+JUMP = 8
 SPAN = 1e3
 
 
@@ -45,17 +41,16 @@ class Alternating:
         self.feasible, self.first_gap = _solve.feasible_weight, _solve.FIRST_GAP
         self.best = np.zeros(problem.shape)
         self.upper, self.lower = np.inf, 0.0
-        self.looks = 0
-        self.lam = np.zeros(0)
+        self.looks, self.dual = 0, norm.dual
+        self.compiled = norm == Schatten(1) and max(problem.shape) <= SMALL
 
     def run(self, clock: Clock, tol: float | int) -> Array:
         """Start from the hard Frobenius solution (or what there is of one), then alternate."""
         self.tol = tol
         self.begin(clock)
         while not clock.spent():
-            for _ in range(LOOK):
-                self.turn()
-                clock.done += 1
+            self.turns(LOOK)
+            clock.done += LOOK
             self.look()
             if self.upper - self.lower <= tol * self.lower or self.upper == 0.0:
                 break
@@ -82,8 +77,8 @@ class Alternating:
             image = image / self.rho
         self.y = self.v + image
         p.anchor, p.weight = self.v - image, self.v.copy()
-        self.size, self.apart, self.moved = float(np.linalg.norm(self.v)), np.inf, 0.0
-        self.memory = Memory(self.y.size)
+        self.sizes = np.array([np.inf, 0.0, np.linalg.norm(self.v), 0.0])
+        self.memory = Memory.of(self.y.size)
         p.cap = self.C / self.rho
         self.look()
 
@@ -92,33 +87,60 @@ class Alternating:
         if self.first.start is not None:
             own = float(np.linalg.norm(self.v))
             return float(np.linalg.norm(image)) / own or 1.0 if own > 0.0 else 1.0
-        size = self.norm.dual.value(image)
+        size = self.dual.value(image)
         return 1.0 / size if size > 0.0 else 1.0
 
-    def turn(self) -> None:
-        """One step y + RELAX (W - V) of Douglas and Rachford, V = prox(y), W = project(2 V - y)."""
+    def turns(self, count: int) -> None:
+        """Steps y + RELAX (W - V) of Douglas and Rachford, V = prox(y), W = project(2 V - y)."""
+        done = 0
+        while done < count:
+            asked = count - done if self.compiled else 1
+            made = self.several(asked) if self.compiled else self.one()
+            done += made
+            if made < asked:
+                self.catch_up()
+                done += 1
+
+    def one(self) -> int:
+        """A turn in the norm's own terms: gives 1 where it is complete, 0 where it lags."""
         p = self.projector
-        following = self.memory.step()
-        if following is not None:
-            self.y = following.reshape(self.y.shape)
+        follow(self.memory, self.y.reshape(-1))
         before = self.v
         self.v = self.norm.prox(self.y, 1.0 / self.rho)
+        self.sizes[MOVED] = np.linalg.norm(self.v - before)
         anchor = 2.0 * self.v - self.y
         p.weight += anchor - p.anchor
         p.anchor = anchor
-        p.sweep(SWEEPS, inner=8)
-        lag = LAG if self.memory.patience <= 16 else STRICT
+        p.sweep(1, inner=compiled.INNER)
+        self.sizes[PUSH] = p.push
+        if compiled.lags(self.memory, self.sizes, p.scale()):
+            return 0
+        compiled.close(p.weight, self.y, self.v, self.memory, self.sizes)
+        return 1
+
+    def several(self, count: int) -> int:
+        """The same in one compiled loop: gives how many turns are complete before one lags."""
+        p, q, s = self.problem, self.projector, self.projector.set
+        # What was kept as the best weight may be this very array.
+        self.v = self.v.copy()
+        done = compiled.turns(
+            count, p.keys, p.seq, p.ref, p.queries, p.zz, s.ptr, s.tok, s.lam, s.rhs, s.sq,
+            s.equal, q.cap, s.gptr, s.gram, q.weight, q.anchor, self.y, self.v, 1.0 / self.rho,
+            q.scale(), self.memory, self.sizes,
+        )  # fmt: skip
+        q.push = self.sizes[PUSH]
+        return int(done)
+
+    def catch_up(self) -> None:
+        """Ends a turn whose projection lags behind what the alternation has reached."""
+        p = self.projector
         for _ in range(3):
-            if p.push * self.size <= lag * p.scale() * self.apart:
-                break
-            # The projection lags behind what the alternation has reached.
             p.jump(JUMP, 0.1)
             p.sweep(1)
-        apart = p.weight - self.v
-        self.memory.add(self.y, RELAX * apart)
-        self.apart = float(np.linalg.norm(apart))
-        self.moved = float(np.linalg.norm(self.v - before))
-        self.size = float(np.linalg.norm(self.v))
+            self.sizes[PUSH] = p.push
+            if not compiled.lags(self.memory, self.sizes, p.scale()):
+                break
+        compiled.close(p.weight, self.y, self.v, self.memory, self.sizes)
 
     def look(self) -> None:
         """Bounds from all constraints, and the constraints that joined."""
@@ -136,7 +158,7 @@ class Alternating:
         p.renew()
         p.refresh()
         image = p.weight - p.anchor
-        size = self.norm.dual.value(image)
+        size = self.dual.value(image)
         total = float(p.set.rhs @ p.set.lam)
         if np.isfinite(self.C):
             largest = float(p.set.lam[~p.set.equal].max(initial=0.0))
@@ -179,7 +201,7 @@ class Alternating:
 
     def rebalance(self) -> None:
         """A penalty that lets W - V and the change of V shrink together."""
-        ratio = self.apart / max(self.moved, 1e-300)
+        ratio = self.sizes[APART] / max(self.sizes[MOVED], 1e-300)
         if 0.2 < ratio < 5.0:
             return
         factor = float(np.clip(np.sqrt(ratio), 0.4, 2.5))
@@ -200,76 +222,3 @@ class Alternating:
         """Hand over the multipliers that gave the best lower bound."""
         if self.lower > 0.0:
             self.projector.set, self.projector.set.lam = self.kept[0], self.kept[1]
-
-
-class Memory:
-    """Anderson's acceleration: the next point from the last few steps of a fixed-point map."""
-
-    def __init__(self, size: int) -> None:
-        self.points = np.empty((DEPTH, size))
-        self.steps = np.zeros((DEPTH, size))
-        self.gram = np.zeros((DEPTH, DEPTH))
-        self.order: list[int] = []
-        self.length = self.last = np.inf
-        self.plain, self.patience = 0, 4
-
-    def add(self, point: Array, step: Array) -> None:
-        """The map sends `point` to `point + step`; a step that grew too much is not believed."""
-        length = float(np.linalg.norm(step))
-        if length > GROWTH * self.length:
-            # Not believed: plain steps for a while, a longer one each time this happens.
-            self.order, self.plain = [], self.patience
-            self.patience = min(2 * self.patience, 1024)
-            self.length = length
-        self.length, self.last = min(self.length, length), length
-        self.plain -= 1
-        free = next((k for k in range(DEPTH) if k not in self.order), None)
-        slot = self.order.pop(0) if free is None else free
-        self.order.append(slot)
-        self.points[slot], self.steps[slot] = point.ravel(), step.ravel()
-        self.gram[slot] = self.gram[:, slot] = self.steps @ self.steps[slot]
-
-    def forget(self) -> None:
-        """The map has changed: what was seen of it says nothing any more."""
-        self.order, self.length = [], np.inf
-
-    def step(self) -> Array | None:
-        """Where the last points, mixed so that their steps cancel best, are sent."""
-        if not self.order:
-            return None
-        order = self.order if self.plain <= 0 and len(self.order) > 2 else self.order[-1:]
-        return np.asarray(
-            mixed_step(self.gram, self.points, self.steps, np.array(order), REACH * self.last)
-        )
-
-
-@kernel
-@no_type_check
-def mixed_step(gram, points, steps, order, reach):
-    """Least squares over the steps in `order` (the newest last); at most `reach` off the newest."""
-    rest, last = order.shape[0] - 1, order[-1]
-    share = np.zeros(rest + 1)
-    share[rest] = 1.0
-    if rest > 0:
-        square, cross = np.empty((rest, rest)), np.empty(rest)
-        own, trace = gram[last, last], 0.0
-        for a in range(rest):
-            cross[a] = own - gram[last, order[a]]
-        for a in range(rest):
-            for b in range(rest):
-                square[a, b] = cross[a] + cross[b] - own + gram[order[a], order[b]]
-            trace += square[a, a]
-        for a in range(rest):
-            # Steps that do not differ say nothing: what they leave undetermined stays small.
-            square[a, a] += 1e-10 * trace + 1e-12 * own + 1e-300
-        part, done = by_cholesky(square, cross)
-        if done:
-            for a in range(rest):
-                share[a] = part[a]
-                share[rest] -= part[a]
-    plain = points[last] + steps[last]
-    out = np.zeros_like(plain)
-    for a in range(rest + 1):
-        out += share[a] * (points[order[a]] + steps[order[a]])
-    far = np.sqrt(np.sum((out - plain) ** 2)) / (reach + 1e-300)
-    return out if far <= 1.0 else plain + (out - plain) / far

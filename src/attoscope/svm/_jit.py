@@ -11,13 +11,14 @@ import numba
 FAST = {"reassoc", "contract", "arcp", "nsz"}
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Any], **options: Any) -> Any:
     """Compiles a kernel on first call; a cache that cannot be written costs only start-up time.
 
     Numba's cache looks at the kernel's own file: after a change to a kernel that others call,
     touch their files too (an installation writes them all).
     """
+    options = {"fastmath": FAST, "nogil": True, **options}
     try:
-        return numba.njit(cache=True, fastmath=FAST, nogil=True)(function)
+        return numba.njit(cache=True, **options)(function)
     except (RuntimeError, OSError):
-        return numba.njit(fastmath=FAST, nogil=True)(function)
+        return numba.njit(**options)(function)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,11 @@ class WorkingSet:
     gptr: NDArray[np.int64]
     gram: Array
 
+    @cached_property
+    def scale(self) -> float:
+        """The size of right-hand sides: what a violation is compared with."""
+        return float(np.abs(self.rhs).max(initial=0.0)) or 1.0
+
     @classmethod
     def empty(cls, n: int) -> WorkingSet:
         nothing = np.zeros(0)
@@ -139,18 +145,10 @@ class WorkingSet:
 
     def rebuilt(self, problem: Problem, local: bool) -> WorkingSet:
         """The marked constraints of `problem` and all that carry a multiplier here."""
-        scans.mark(self.ptr, self.tok, self.lam, problem.state)
-        ptr = np.zeros_like(self.ptr)
-        scans.count_marks(problem.state, ptr)
-        m = int(ptr[-1])
-        tok, lam, h = np.empty(m, np.int32), np.empty(m), np.empty(m)
-        sq, equal = np.empty(m), np.empty(m, np.bool_)
-        scans.gather(
-            problem.state, problem.rhs, self.ptr, self.tok, self.lam, ptr, tok, lam, h, equal
-        )
-        kernels.differences_squared(problem.keys, problem.seq, problem.ref, ptr, tok, sq)
-        gptr, gram = _local(problem, ptr, tok, local)
-        return WorkingSet(ptr, tok, lam, h, sq, equal, gptr, gram)
+        p = problem
+        return WorkingSet(*scans.rebuilt(
+            p.keys, p.seq, p.ref, p.state, p.rhs, self.ptr, self.tok, self.lam, local
+        ))  # fmt: skip
 
     def table(self, problem: Problem) -> Array:
         """Multipliers as (query, token), in the caller's order of queries."""
@@ -188,19 +186,6 @@ def from_table(problem: Problem, table: Any) -> WorkingSet:
     start.tok, start.lam = rows.indices[keep].astype(np.int32), rows.data[keep].copy()
     # The rest of what the solver needs is read off the data.
     return start.rebuilt(problem, local=True)
-
-
-def _local(
-    problem: Problem, ptr: NDArray[np.int64], tok: NDArray[np.int32], local: bool
-) -> tuple[NDArray[np.int64], Array]:
-    """Inner products for queries with few constraints, within twice the memory of their rows."""
-    size = np.diff(ptr)
-    fits = (size > 0) & (size <= min(kernels.LOCAL, 2 * problem.keys.shape[2]))
-    area = np.where(fits, size * size, 0) if local else np.zeros_like(size)
-    gptr = np.where(area > 0, np.cumsum(area) - area, -1)
-    gram = np.empty(int(area.sum()))
-    kernels.local_grams(problem.keys, problem.seq, problem.ref, ptr, tok, gptr, gram)
-    return gptr, gram
 
 
 def _refuse_extremes(selection: Selection) -> None:

@@ -113,7 +113,7 @@ class Projector:
 
     def scale(self) -> float:
         """The size of right-hand sides: what a violation is compared with."""
-        return float(np.abs(self.set.rhs).max(initial=0.0)) or 1.0
+        return self.set.scale
 
     def look(
         self, threshold: float, most: int, at: Array | None = None, keep: bool = False

@@ -7,6 +7,7 @@ from typing import no_type_check
 import numpy as np
 
 from attoscope.svm._jit import kernel
+from attoscope.svm._kernels import LOCAL, differences_squared, local_grams
 
 NONE, COMPETES, EQUAL, WORKING = 0, 1, 2, 4
 # What `scan_block` keeps: least (margin - rhs); the factor that scaling the weight needs to make
@@ -119,6 +120,34 @@ def gather(state, rhs, old_ptr, old_tok, old_lam, ptr, tok, lam, h, equal):
                 o += 1
             lam[p] = old_lam[o] if o < old_ptr[i + 1] and old_tok[o] == t else 0.0
             p += 1
+
+
+@kernel
+@no_type_check
+def rebuilt(keys, seq, ref, state, rhs, old_ptr, old_tok, old_lam, local):
+    """The arrays of a working set: marked constraints, and those that carried a multiplier.
+
+    `local` keeps the inner products of queries with few constraints, within twice the memory of
+    their rows.
+    """
+    n = ref.shape[0]
+    mark(old_ptr, old_tok, old_lam, state)
+    ptr = np.zeros(n + 1, np.int64)
+    count_marks(state, ptr)
+    m = ptr[n]
+    tok, equal = np.empty(m, np.int32), np.empty(m, np.bool_)
+    lam, h, sq = np.empty(m), np.empty(m), np.empty(m)
+    gather(state, rhs, old_ptr, old_tok, old_lam, ptr, tok, lam, h, equal)
+    differences_squared(keys, seq, ref, ptr, tok, sq)
+    gptr, area = np.full(n, -1, np.int64), 0
+    for i in range(n):
+        size = ptr[i + 1] - ptr[i]
+        if local and 0 < size <= min(LOCAL, 2 * keys.shape[2]):
+            gptr[i] = area
+            area += size * size
+    gram = np.empty(area)
+    local_grams(keys, seq, ref, ptr, tok, gptr, gram)
+    return ptr, tok, lam, h, sq, equal, gptr, gram
 
 
 @kernel

@@ -70,6 +70,10 @@ class Schatten:
         if self.p == 2:
             return float(np.linalg.norm(weight))
         if self.p == np.inf:
+            if 0 < max(weight.shape) <= SMALL:
+                from attoscope.svm._kernels import largest_singular
+
+                return float(largest_singular(np.ascontiguousarray(weight)))
             # The largest eigenvalue of the Gram matrix is as accurate, and half the work.
             gram = (
                 weight.T @ weight if weight.shape[0] >= weight.shape[1] else weight @ weight.T

@@ -13,48 +13,12 @@ from attoscope.measures import Selection, Smoothness, Stream, findings_of
 from attoscope.measures.places import parse, phrase
 from attoscope.measures.words import Number, Plural, heads_phrase
 from tests.measures.build import batch, call, layer
-
-LAYERS, HEADS, TOKENS, WIDTH = 6, 4, 24, 32
-
-
-class Model:
-    """Six layers of numbers such as a working model has; tests break them."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        self.scores = 1.5 * torch.randn(LAYERS, 2, HEADS, TOKENS, TOKENS)
-        self.output = torch.randn(LAYERS, 2, TOKENS, HEADS, 8)
-        self.weight = 0.3 * torch.randn(LAYERS, HEADS, 8, WIDTH)
-        x = torch.randn(2, TOKENS, WIDTH)
-        self.stream = [x]
-        for _ in range(LAYERS):
-            x = x + 0.5 * torch.randn_like(x)
-            self.stream.append(x)
-
-    def findings(self):
-        measures = [Selection(), Smoothness(), Stream()]
-        for i in range(LAYERS):
-            one = call(self.scores[i], index=i)
-            one.output, one.output_weight = self.output[i], self.weight[i]
-            before, after = self.stream[i], self.stream[i + 1]
-            seen = layer(after, before=before, calls=[one], index=i)
-            for measure in measures:
-                measure.update(seen, batch(0, 1))
-        return findings_of(measures, [r for m in measures for r in m.read()])
+from tests.measures.healthy import LAYERS, TOKENS, Model, only, sites
 
 
 @pytest.fixture
 def model():
     return Model()
-
-
-def only(found):
-    assert len(found) == 1, [f.id for f in found]
-    return found[0]
-
-
-def sites(*layers):
-    return tuple(f"encoder.{i}" for i in layers)
 
 
 def test_a_working_model_gets_no_finding(model):
@@ -136,26 +100,6 @@ def test_a_dead_head(model):
     found = only(model.findings())
     assert (found.id, found.heads) == ("dead_head", (("encoder.4", 2),))
     assert found.sentence.startswith("Layer 4 head 2 writes next to nothing")
-
-
-def test_rank_collapse(model):
-    """Every token a multiple of one vector, signs mixed, from layer 3 on."""
-    torch.manual_seed(1)
-    for i in range(4, LAYERS + 1):
-        model.stream[i] = torch.randn(2, TOKENS, 1) * torch.randn(1, 1, WIDTH)
-    found = only(model.findings())
-    assert (found.id, found.severity, found.sites) == (
-        "rank_collapse",
-        "severe",
-        sites(3, 4, 5),
-    )
-    assert "differ only in length or sign" in found.sentence
-
-
-def test_equal_tokens_are_said_to_be_equal(model):
-    for i in range(4, LAYERS + 1):
-        model.stream[i] = torch.randn(1, 1, WIDTH).expand(2, TOKENS, WIDTH).contiguous()
-    assert "they are all but equal" in only(model.findings()).sentence
 
 
 def test_a_massive_channel_is_no_rank_collapse(model):

@@ -50,6 +50,21 @@ def _off_line(_: Layer, point: Point) -> Numbers:
     return share.masked_fill(~point.content, torch.nan)
 
 
+def _alike(_: Layer, point: Point) -> Numbers:
+    """Mean cosine of the token with the other content tokens."""
+    unit = point.x / _length(point.x)[..., None] * point.content[..., None]
+    others = point.content.sum(1, keepdim=True) - 1
+    cosine: Numbers = ((unit * unit.sum(1, keepdim=True)).sum(-1) - 1) / others
+    return cosine.masked_fill(~point.content | (others < 1), torch.nan)
+
+
+def _beside_mean(_: Layer, point: Point) -> Numbers:
+    """Length of what tells the token apart from the mean of content tokens, over the mean's."""
+    count = point.content.sum(1)[:, None, None].clamp(min=1)
+    mean = (point.x * point.content[..., None]).sum(1, keepdim=True) / count
+    return (_length(point.x - mean) / _length(mean)).masked_fill(~point.content, torch.nan)
+
+
 def _length(x: Float[Tensor, "sequence token width"]) -> Numbers:
     length: Tensor = torch.linalg.vector_norm(x, dim=-1)
     return length.clamp(min=_TINY)
@@ -78,6 +93,11 @@ PLACES: dict[str, tuple[str, Callable[[Layer, Point], Numbers | None]]] = {
     "massive_activation": ("largest |activation| over the median one of the text", _massive),
     "channel_share": ("share of the token's energy in the one channel", _channel),
     "rank_one_residual": ("share of the token off the common line", _off_line),
+    "cosine": ("mean cosine with the other content tokens", _alike),
+    "frequency_ratio": (
+        "length beside the mean of content tokens, over the mean's",
+        _beside_mean,
+    ),
     "update_ratio": ("what the block changes, relative to what came in", _update),
     "growth": ("length after the block over length before it", _growth),
     "non_finite": ("share of values that are NaN or infinite", _lost),

@@ -205,5 +205,7 @@ for name, weight in model.named_parameters():
     if name.endswith(tuple(f"{part}.weight" for part in last)):
         weight.data.div_((2 * model.config.num_hidden_layers) ** 0.5)  # before training
 """,
+        # Where only the differences between tokens explode, that finding says more.
+        unless=("sharpening_blow_up",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Six faults. Each breaks a model in place at chosen layers and is undone on leaving the block.
+"""Nine faults. Each breaks a model in place at chosen layers and is undone on leaving the block.
 
 No fault knows an architecture: layers, projections and channels are found by the trace.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,18 +21,22 @@ from attoscope.trace.subject import head_of
 
 SATURATION = 50.0
 CHANNEL = 200.0
+PULL = 0.5
+STRETCH = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A way to break a model: at which layers of its first stack, and which finding must follow.
 
-    `head` is used by faults of one head.
+    `head` is used by faults of one head. `least` is how many layers in a row have to be broken:
+    faults that build up with depth are none in a single layer.
     """
 
     name: str
     finding: str
     break_: Callable[[_Patient, tuple[int, ...], int], None]
+    least: int = 1
 
     def __str__(self) -> str:
         return self.name
@@ -125,6 +130,56 @@ def _collapsed(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
         patient.on_output(layer, change)
 
 
+def _both_signs(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    """As rank collapse, but every other token points the opposite way."""
+
+    def change(x: Tensor) -> Tensor:
+        sign = torch.ones_like(x[..., :1])
+        sign[:, ::2] = -1.0
+        sizes: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return sign * sizes * _common(x)
+
+    for layer in layers:
+        patient.on_output(layer, change)
+
+
+def _over_smoothing(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    """Every token is drawn half of the way towards the common direction, at its own length."""
+
+    def change(x: Tensor) -> Tensor:
+        sizes = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return torch.lerp(x, sizes * _common(x), PULL)
+
+    for layer in layers:
+        patient.on_output(layer, change)
+
+
+def _sharpening(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
+    """What tokens have beside the common direction gets longer from layer to layer.
+
+    Longer than after the layer before, since a norm in between may have undone that.
+    """
+    before: list[Tensor] = []
+
+    def change(x: Tensor, first: bool) -> Tensor:
+        common = _common(x)
+        along = (x * common).sum(-1, keepdim=True) * common
+        size = torch.linalg.vector_norm(x - along, dim=-1, keepdim=True).mean(1, keepdim=True)
+        goal = STRETCH * (size if first else before[0])
+        before[:] = [goal]
+        stretched: Tensor = along + goal / size * (x - along)
+        return stretched
+
+    for layer in layers:
+        patient.on_output(layer, partial(change, first=layer == min(layers)))
+
+
+def _common(x: Tensor) -> Tensor:
+    """The direction that tokens have in common, each of them with the same weight."""
+    unit = torch.nn.functional.normalize(x, dim=-1)
+    return torch.nn.functional.normalize(unit.mean(1, keepdim=True), dim=-1)
+
+
 def _massive_channel(patient: _Patient, layers: tuple[int, ...], head: int) -> None:
     def change(x: Tensor) -> Tensor:
         x = x.clone()
@@ -147,6 +202,9 @@ FAULTS: dict[str, Fault] = {
         Fault("saturated attention", "saturated_attention", _saturated),
         Fault("dead head", "dead_head", _dead_head),
         Fault("rank collapse", "rank_collapse", _collapsed),
+        Fault("collapse with both signs", "sign_collapse", _both_signs),
+        Fault("over-smoothing", "over_smoothing", _over_smoothing, least=3),
+        Fault("sharpening", "sharpening_blow_up", _sharpening, least=3),
         Fault("massive channel", "massive_channel", _massive_channel),
         Fault("not a number", "non_finite", _not_a_number),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,13 +72,90 @@ class Closeup:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A finding that got worse or better since a baseline, and in which way, in words."""
+
+    finding: Finding
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number with its 95 % interval and its null; None where it has none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    null: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A reading in short before and after: its last block, its mean over depth or over heads.
+
+    The interval of a mean is the mean of the ends of its parts: never narrower than the interval
+    of a mean of numbers that vary together. `size` is how far it moved, from 0 to 1: in shares
+    of the reading's range where that is bounded, else of the larger of the two numbers. `apart`
+    says whether the intervals have nothing in common (None: one of them is missing), `moved` of
+    how many of the `places` that is true.
+    """
+
+    reading: str
+    title: str
+    unit: str
+    where: str
+    before: Amount
+    after: Amount
+    size: float
+    apart: bool | None
+    moved: int = 0
+    places: int = 1
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A diagnosis beside an earlier one of the same documents.
+
+    `better` and `worse` are findings that are gone or milder, and new or graver. `outputs` are
+    loss and accuracy, always; `shifts` the other readings whose intervals are apart (their own, or
+    those of more than one in twenty of their heads or points), the largest change first, of
+    `compared` readings that could be compared. `model` names the model of the
+    baseline, `differs` says in which facts model and data differ, `notes` what could not be
+    compared and why. `before` holds the baseline's curves of the readings that changed most.
+    """
+
+    model: str
+    differs: str
+    better: tuple[Change, ...]
+    worse: tuple[Change, ...]
+    outputs: tuple[Shift, ...]
+    shifts: tuple[Shift, ...]
+    compared: int
+    notes: tuple[str, ...]
+    before: tuple[Reading, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in one to three sentences."""
+        from attoscope.report.since import sentence
+
+        return sentence(self)
+
+    def __str__(self) -> str:
+        from attoscope.report.since import lines
+
+        return "\n".join(lines(self))
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """A diagnosed model: what was read, with intervals and nulls, and what it says.
 
     `findings` come most severe first. `readings` is an `xarray.Dataset`; `reading_list` holds
     the same as plain records. `closeups` lead from findings and heads to the text: first a few
-    telling rows, then those of findings, then one row for each head.
+    telling rows, then those of findings, then one row for each head. `baseline` sets it beside
+    an earlier one (see `since`); the reports then show both.
     """
 
     model: dict[str, Any]
@@ -88,6 +165,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     closeups: tuple[Closeup, ...]
     timings: dict[str, float]
+    baseline: Comparison | None = None
 
     @property
     def verdict(self) -> str:
@@ -98,7 +176,7 @@ class Diagnosis:
 
     @cached_property
     def readings(self) -> xr.Dataset:
-        """All readings as an `xarray.Dataset`, dims `site`, `head`, `point`.
+        """All readings as an `xarray.Dataset`, dims `site`, `head`, `point`, `output`.
 
         A reading NAME is there with NAME_low, NAME_high (95 % bootstrap interval over
         documents), NAME_null and NAME_row_error where it has them. NaN is "not computed"; the
@@ -117,6 +195,20 @@ class Diagnosis:
                     _attributes(reading),
                 )
         return xr.Dataset(variables, coords={dim: list(each) for dim, each in coords.items()})
+
+    def compare(self, before: Diagnosis | str | Path | Mapping[str, Any]) -> Comparison:
+        """What changed since `before`, a diagnosis of the same documents (or its report.json).
+
+        Findings that got better or worse, loss before and after, and the readings whose 95 %
+        intervals have nothing in common. Raises `AttoscopeError` when `before` is no report.
+        """
+        from attoscope.report.baseline import compare
+
+        return compare(self, before)
+
+    def since(self, before: Diagnosis | str | Path | Mapping[str, Any]) -> Diagnosis:
+        """This diagnosis with its comparison to `before` in all its reports."""
+        return replace(self, baseline=self.compare(before))
 
     def to_html(self, path: str | Path) -> Path:
         """Write the report as one HTML file, which needs nothing else; gives its path."""
@@ -149,6 +241,7 @@ class Diagnosis:
             findings=findings,
             closeups=report_json.closeups(data),
             timings=dict(data.get("timings", {})),
+            baseline=report_json.baseline(data),
         )
 
     def _repr_html_(self) -> str:

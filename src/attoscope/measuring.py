@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attoscope.errors import AttoscopeError
+from attoscope.loss import Loss
 from attoscope.measures import first_measures
 from attoscope.measures.base import Measure, Reading, with_null
 from attoscope.trace import Batch, Layer, Layout, Subject, shuffled, watch
@@ -28,12 +29,15 @@ _REMEMBERED = 4096
 class Measurement:
     """Measures after a run: `real` on the data, `null` on the shuffled part of it.
 
-    `ids` keeps the token ids of the first documents, so that evidence can be put in words, and
-    `readers` names the stacks whose tokens these are.
+    `loss` and `null_loss` are the same for what came out of the model. `ids` keeps the token ids
+    of the first documents, so that evidence can be put in words, and `readers` names the stacks
+    whose tokens these are.
     """
 
     real: tuple[Measure, ...]
     null: tuple[Measure, ...]
+    loss: Loss = field(default_factory=Loss)
+    null_loss: Loss = field(default_factory=Loss)
     null_documents: int = 0
     interrupted: bool = False
     first: Batch | None = None
@@ -46,15 +50,20 @@ class Measurement:
             (*self.real, *self.null), (*other.real, *other.null), strict=True
         ):
             mine.merge(theirs)
+        self.loss.merge(other.loss)
+        self.null_loss.merge(other.null_loss)
         self.null_documents += other.null_documents
 
     def readings(self) -> tuple[Reading, ...]:
         """All readings, each with its null where there is one."""
         real = [reading for measure in self.real for reading in measure.read()]
         if not self.null_documents:
-            return tuple(real)
+            return (*real, *self.loss.read())
         nulls = [reading for measure in self.null for reading in measure.read()]
-        return tuple(with_null(real, nulls, SHUFFLED))
+        return (
+            *with_null(real, nulls, SHUFFLED),
+            *self.loss.read(self.null_loss, SHUFFLED),
+        )
 
 
 def measure(
@@ -76,14 +85,17 @@ def measure(
 
     def empty() -> Measurement:
         real, mixed = (tuple(first_measures(rows=rows, seed=seed)) for _ in range(2))
-        return Measurement(real, mixed)
+        return Measurement(real, mixed, Loss(seed=seed), Loss(seed=seed))
 
     found = empty()
     try:
         for batch in batches:
             # On its own first: a batch that is interrupted half-way must leave no trace.
             part = empty()
-            watch(subject, batch, _visitor(part.real, layers))
+            output = watch(subject, batch, _visitor(part.real, layers))
+            part.loss.update(subject, batch, output)
+            # Logits are large; the null has its own.
+            del output
             if null:
                 _null_pass(subject, batch, part, seed, layers)
             found.add(part)
@@ -128,7 +140,8 @@ def _null_pass(
     mixed = shuffled(subject, part, seed) if part is not None else None
     if mixed is None:
         return
-    watch(subject, mixed, _visitor(found.null, layers))
+    output = watch(subject, mixed, _visitor(found.null, layers))
+    found.null_loss.update(subject, mixed, output)
     found.null_documents += len(mixed)
 
 

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from attoscope.diagnosing import diagnose
 from attoscope.diagnosis import Diagnosis
@@ -23,7 +24,7 @@ def test_every_reading_is_shown(real):
     page = html.page(real)
     assert not re.search(r"could not be (drawn|shown|made)", page)
     for reading in real.reading_list:
-        assert f"<h3>{reading.title}" in page, reading.name
+        assert f"<h3>{escape(reading.title)}" in page, reading.name
     assert "4 images" in page
 
 

@@ -26,8 +26,7 @@ from attoscope.errors import AttoscopeError
 from attoscope.findings import SEVERITIES, Finding, rank
 
 if TYPE_CHECKING:
-    from attoscope.diagnosis import Diagnosis
-    from attoscope.report.baseline import Change
+    from attoscope.diagnosis import Comparison, Diagnosis
 
 DEFAULT_OUT = Path("attoscope-report")
 
@@ -67,7 +66,7 @@ def diagnose(
     ] = False,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="REPORT.json", help="Judge by what got worse since that report."),
+        typer.Option(metavar="REPORT.json", help="Compare, and judge by what got worse since."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what it would take, and stop.")
@@ -102,11 +101,14 @@ def diagnose(
         return _dry_run(model, inputs, options)
     folder = None if as_json and out is None else writable(out or DEFAULT_OUT)
     diagnosis = _run(model, inputs, options | {"svm": svm}, show=not (quiet or as_json))
-    worse = _worse(diagnosis, before)
-    _write(diagnosis, before, worse, folder, as_json, quiet)
+    if before is not None:
+        diagnosis = diagnosis.since(before)
+    _write(diagnosis, folder, as_json, quiet)
     if diagnosis.data["interrupted"]:
         return PARTIAL
-    judged = diagnosis.findings if worse is None else tuple(c.finding for c in worse)
+    judged = diagnosis.findings
+    if diagnosis.baseline is not None:
+        judged = tuple(change.finding for change in diagnosis.baseline.worse)
     return int(fail_on is not None and _reaches(judged, fail_on))
 
 
@@ -120,14 +122,7 @@ def _run(model: str, inputs: Inputs | None, options: dict[str, Any], show: bool)
         )  # fmt: skip
 
 
-def _write(
-    diagnosis: Diagnosis,
-    before: dict[str, Any] | None,
-    worse: list[Change] | None,
-    folder: Path | None,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def _write(diagnosis: Diagnosis, folder: Path | None, as_json: bool, quiet: bool) -> None:
     written = []
     if folder is not None:
         made(folder)
@@ -143,33 +138,26 @@ def _write(
     if quiet:
         for finding in diagnosis.findings:
             typer.echo(f"{finding.severity}: {finding.sentence}")
+        if diagnosis.baseline is not None:
+            _say_worse(diagnosis.baseline)
     else:
         from attoscope.report.terminal import show
 
         show(diagnosis)
-    if worse is not None and before is not None:
-        _say_worse(worse, _differs(diagnosis, before))
     if written and not quiet:
         typer.echo(f"Written: {written[0]} and {written[1].name}")
 
 
-def _differs(diagnosis: Diagnosis, before: dict[str, Any]) -> str:
-    """What makes the two reports hard to compare, in words."""
-    now = {**diagnosis.model, **diagnosis.data}
-    then = {**before.get("model", {}), **before.get("data", {})}
-    facts = ("architecture", "layers", "heads", "width", "documents", "tokens", "rows")
-    found = [f"{k} {then.get(k)} then, {now[k]} now" for k in facts if now[k] != then.get(k)]
-    return "; ".join(found)
+def _say_worse(comparison: Comparison) -> None:
+    from attoscope.report.since import differing
 
-
-def _say_worse(worse: list[Change], differs: str) -> None:
-    if differs:
-        typer.echo(f"The baseline is of another model or other data: {differs}.")
-    if not worse:
+    if comparison.differs:
+        typer.echo(differing(comparison))
+    if not comparison.worse:
         typer.echo("Nothing got worse since the baseline.")
         return
     typer.echo("Worse than the baseline:")
-    for change in worse:
+    for change in comparison.worse:
         typer.echo(f"  {change.finding.severity} ({change.why}): {change.finding.sentence}")
 
 
@@ -179,14 +167,6 @@ def _baseline(path: Path | None) -> dict[str, Any] | None:
     from attoscope.report.json import read
 
     return read(path)
-
-
-def _worse(diagnosis: Diagnosis, before: dict[str, Any] | None) -> list[Change] | None:
-    if before is None:
-        return None
-    from attoscope.report.baseline import changes
-
-    return changes(diagnosis, before)
 
 
 def _reaches(findings: tuple[Finding, ...], severity: str) -> bool:

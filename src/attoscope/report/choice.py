@@ -38,3 +38,14 @@ def in_front(readings: Sequence[Reading], findings: Iterable[Finding]) -> set[st
     named = FRONT.union(f.reading for f in findings)
     chosen = {r.name for r in readings if r.name in named}
     return chosen if len(chosen) >= _FEWEST else {r.name for r in readings}
+
+
+def foremost(names: Sequence[str], most: int) -> list[str]:
+    """At most so many of the names, in the order given: one for each question first, then those
+    that stand in front, then the others."""
+
+    def rank(name: str) -> int:
+        return 0 if name in TERMINAL else 1 if name in FRONT else 2
+
+    chosen = set(sorted(names, key=rank)[:most])
+    return [name for name in names if name in chosen]

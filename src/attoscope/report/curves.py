@@ -1,4 +1,7 @@
-"""Curves along the depth as inline SVG: the reading, its interval, its null dashed."""
+"""Curves along the depth as inline SVG: the reading, its interval, its null dashed.
+
+With a curve of a baseline both are drawn over each other.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from markupsafe import Markup
 from attoscope.report.svg import PLACEHOLDER, finish
 from attoscope.report.tracks import Track
 from attoscope.report.vega import extent, quick, said, shown_labels, spans, to_svg
+from attoscope.report.words import quantity
 
 WIDTH, HEIGHT = 452, 210
 _LOG_FROM = 15.0
@@ -21,30 +25,41 @@ def logarithmic(tracks: list[Track], bounds: tuple[float | None, float | None]) 
     return spans([t.values for t in tracks], bounds, _LOG_FROM)
 
 
-def draw(track: Track, title: str, unit: str, log: bool) -> Markup:
-    """One track along the depth, as SVG."""
+def draw(track: Track, title: str, unit: str, log: bool, before: Track | None = None) -> Markup:
+    """One track along the depth, as SVG; `before` is the same at the same places, earlier."""
     import altair as alt
 
-    rows = _rows(track, log)
+    rows = _rows(track, log, before)
     with quick():
         x, y_of = _axes(track, unit, _log_axis(rows) if log else None)
         base = alt.Chart(alt.NamedData("rows"))
-        chart = alt.layer(*_layers(base, track, x, y_of)).properties(
+        layers = [*(_earlier(base, before, x, y_of) if before else ()),
+                  *_layers(base, track, x, y_of)]  # fmt: skip
+        chart = alt.layer(*layers).properties(
             width=WIDTH, height=HEIGHT, autosize=alt.AutoSizeParams(type="fit")
         )
         svg = to_svg(chart, rows=rows)
-    texts = [said(track, (i,), unit) for i in range(len(rows))]
+    texts = [said(track, (i,), unit) + _was(before, i, unit) for i in range(len(rows))]
     label = f"{title}, {track.label}: {extent(track.values, unit)}"
     return finish(svg, label, texts, "curve")
 
 
-def _rows(track: Track, log: bool) -> list[dict[str, Any]]:
+def _was(before: Track | None, index: int, unit: str) -> str:
+    """ ", before 0.910", for a mark when pointed at."""
+    if before is None or not np.isfinite(before.values[index]):
+        return ""
+    return f", before {quantity(float(before.values[index]), unit)}"
+
+
+def _rows(track: Track, log: bool, before: Track | None) -> list[dict[str, Any]]:
     """The points as plain data; what cannot be drawn is None, and leaves a gap."""
+    fields = {name: getattr(track, name) for name in ("values", "low", "high", "null")}
+    if before is not None:
+        fields |= {f"was_{name}": getattr(before, name) for name in ("values", "low", "high")}
     rows: list[dict[str, Any]] = []
     for i in range(len(track.values)):
         row: dict[str, Any] = {"i": i}
-        for name in ("values", "low", "high", "null"):
-            array = getattr(track, name)
+        for name, array in fields.items():
             value = np.nan if array is None else float(array[i])
             row[name] = value if np.isfinite(value) and (value > 0 or not log) else None
         rows.append(row)
@@ -85,6 +100,17 @@ def _axes(track: Track, unit: str, log: tuple[list[float], list[float]] | None) 
         alt.X("i:Q", axis=bottom, scale=across),
         lambda field: alt.Y(f"{field}:Q", scale=scale, axis=side),
     )
+
+
+def _earlier(base: Any, before: Track, x: Any, y_of: Any) -> list[Any]:
+    """The curve of the baseline, behind the other: a thinner line without points."""
+    colour, layers = PLACEHOLDER["before"], []
+    if before.low is not None and before.high is not None:
+        band = base.mark_area(color=colour, fillOpacity=0.2)
+        layers.append(band.encode(x=x, y=y_of("was_low"), y2="was_high:Q"))
+    line = base.mark_line(color=colour, strokeWidth=1.75)
+    layers.append(line.encode(x=x, y=y_of("was_values")))
+    return layers
 
 
 def _layers(base: Any, track: Track, x: Any, y_of: Any) -> list[Any]:

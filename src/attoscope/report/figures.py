@@ -126,7 +126,7 @@ def _curves(reading: Reading) -> Figure:
         return same
     log = curve.logarithmic(tracks, reading.range)
     panels = [
-        [_panel(t.label, [partial(curve.draw, t, reading.title, reading.unit, log)])]
+        [drawn_panel(t.label, [partial(curve.draw, t, reading.title, reading.unit, log)])]
         for t in tracks
     ]
     remarks = _curve_remarks(reading, tracks)
@@ -144,7 +144,8 @@ def _curve_remarks(reading: Reading, tracks: list[Track]) -> list[str]:
     return remarks
 
 
-def _panel(label: str, makers: Sequence[Callable[[], Markup]], **more: Any) -> Panel:
+def drawn_panel(label: str, makers: Sequence[Callable[[], Markup]], **more: Any) -> Panel:
+    """What the makers draw; one that fails says so in the panel."""
     try:
         return Panel(label, tuple(make() for make in makers), **more)
     except Exception as error:  # noqa: BLE001 - one chart that fails leaves the others standing
@@ -187,7 +188,7 @@ def _map_panel(
         )
         for upright in (False, True)
     ]
-    return _panel(
+    return drawn_panel(
         f"{track.label}, minus the null" if against else track.label,
         makers,
         legend=shade.scale,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from attoscope.report import closer, colours, figures, tables, words
+from attoscope.report import closer, colours, figures, since, tables, words
 from attoscope.report.choice import in_front
 from attoscope.report.summary import data_facts, facts, method_facts
 
@@ -35,7 +35,11 @@ def page(diagnosis: Diagnosis, *, framed: bool = False) -> str:
         verdict=diagnosis.verdict,
         severity=diagnosis.findings[0].severity if diagnosis.findings else "fine",
         findings=[_finding(i, diagnosis, where) for i in range(len(diagnosis.findings))],
+        since=_attempt(
+            partial(since.view, diagnosis.baseline, diagnosis.reading_list), "comparison"
+        ),
         front=front,
+        outputs=tables.outputs(diagnosis.reading_list),
         curves=figures.drawn_first(figures.curves(diagnosis.reading_list)),
         maps=figures.drawn_first(figures.maps(diagnosis.reading_list, front, where)),
         closeups=[

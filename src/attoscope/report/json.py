@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attoscope.errors import AttoscopeError
-from attoscope.findings import Evidence, Finding, Remedy
+from attoscope.findings import Finding
 from attoscope.measures.base import Reading
-from attoscope.report import json_closeups
+from attoscope.report import json_baseline, json_closeups
 from attoscope.report.files import write_whole
+from attoscope.report.json_parts import finding_back, reading_back, reading_to_dict
 
 if TYPE_CHECKING:
-    from attoscope.diagnosis import Closeup, Diagnosis
+    from attoscope.diagnosis import Closeup, Comparison, Diagnosis
 
 SCHEMA_VERSION = 2
 # Version 1 had close-ups of three heads only, each with all its weights.
@@ -33,9 +34,10 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "data": diagnosis.data,
         "versions": diagnosis.versions,
         "findings": [finding.to_dict() for finding in diagnosis.findings],
-        "readings": {r.name: _reading(r) for r in diagnosis.reading_list},
+        "readings": {r.name: reading_to_dict(r) for r in diagnosis.reading_list},
         **json_closeups.to_dict(diagnosis.closeups),
         "timings": diagnosis.timings,
+        "baseline": json_baseline.to_dict(diagnosis.baseline),
     }
     plain: dict[str, Any] = _plain(data)
     return plain
@@ -82,8 +84,8 @@ def read(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def parts(data: Mapping[str, Any]) -> tuple[tuple[Reading, ...], tuple[Finding, ...]]:
     """Readings and findings back from the plain data of `read`."""
     try:
-        readings = tuple(_reading_back(name, r) for name, r in data["readings"].items())
-        findings = tuple(_finding_back(f) for f in data["findings"])
+        readings = tuple(reading_back(name, r) for name, r in data["readings"].items())
+        findings = tuple(finding_back(f) for f in data["findings"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise AttoscopeError(
             f"The report is damaged ({type(error).__name__}: {error}); readings and findings "
@@ -107,65 +109,6 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _reading(r: Reading) -> dict[str, Any]:
-    interval = None if r.low is None or r.high is None else {"low": r.low, "high": r.high}
-    return {
-        "title": r.title,
-        "meaning": r.meaning,
-        "unit": r.unit,
-        "range": r.range,
-        "dims": r.dims,
-        "coords": r.coords,
-        "values": r.values,
-        "interval": interval,
-        "null": r.null,
-        "null_meaning": r.null_meaning,
-        "row_error": r.row_error,
-        "reason": r.reason,
-        "source": r.source,
-    }
-
-
-def _array(values: Any) -> Any:
-    """A float64 array from nested lists; None inside becomes NaN, None itself stays."""
-    return None if values is None else np.array(values, dtype=np.float64)
-
-
-def _reading_back(name: str, r: Mapping[str, Any]) -> Reading:
-    interval = r["interval"] or {"low": None, "high": None}
-    low, high = r["range"]
-    return Reading(
-        name=name,
-        title=r["title"],
-        meaning=r["meaning"],
-        unit=r["unit"],
-        range=(low, high),
-        dims=tuple(r["dims"]),
-        coords={dim: tuple(labels) for dim, labels in r["coords"].items()},
-        values=_array(r["values"]),
-        low=_array(interval["low"]),
-        high=_array(interval["high"]),
-        null=_array(r["null"]),
-        null_meaning=r["null_meaning"],
-        row_error=_array(r["row_error"]),
-        reason=r["reason"],
-        source=r["source"],
-    )
-
-
-def _finding_back(f: Mapping[str, Any]) -> Finding:
-    return Finding(
-        **{
-            **f,
-            "sites": tuple(f["sites"]),
-            "heads": tuple((site, head) for site, head in f["heads"]),
-            "interval": None if f["interval"] is None else tuple(f["interval"]),
-            "evidence": tuple(Evidence(**each) for each in f["evidence"]),
-            "remedy": Remedy(**f["remedy"]),
-        }
-    )
-
-
 def closeups(data: Mapping[str, Any]) -> tuple[Closeup, ...]:
     """The close-ups back from the plain data of `read`, of any readable version."""
     try:
@@ -174,4 +117,15 @@ def closeups(data: Mapping[str, Any]) -> tuple[Closeup, ...]:
         raise AttoscopeError(
             f"The report is damaged ({type(error).__name__}: {error}); close-ups as in "
             "docs/report-schema.md were expected: write the report again."
+        ) from error
+
+
+def baseline(data: Mapping[str, Any]) -> Comparison | None:
+    """The comparison that the report holds, or None."""
+    try:
+        return json_baseline.back(data.get("baseline"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise AttoscopeError(
+            f"The report is damaged ({type(error).__name__}: {error}); a comparison as in "
+            "docs/report-schema.md was expected: write the report again."
         ) from error

@@ -76,6 +76,8 @@ def data_facts(diagnosis: Diagnosis) -> list[str]:
         lines.append(f"Query rows read: {_text(data['rows'])}.")
     if data.get("null"):
         lines.append(f"Null: {_text(data['null'])}.")
+    if data.get("loss"):
+        lines.append(f"Loss: {_text(data['loss'])}.")
     sources = data.get("sources") or []
     if sources:
         shown = ", ".join(_text(each) for each in sources[:5])

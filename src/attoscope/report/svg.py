@@ -18,6 +18,7 @@ _NAMED = {
     "#010103": "line",
     "#010104": "accent",
     "#010105": "null",
+    "#010106": "before",
 }
 PLACEHOLDER = {name: code for code, name in _NAMED.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from attoscope.measures.base import Reading
 from attoscope.report.figures import absent, anchor
+from attoscope.report.tracks import is_output
 from attoscope.report.words import interval, number, spelt
 
 # A longer table helps nobody; report.json holds every number.
@@ -46,7 +48,18 @@ def summary(reading: Reading) -> dict[str, Any]:
     return line
 
 
+def outputs(readings: Iterable[Reading]) -> list[dict[str, Any]]:
+    """What came out of the model: each reading with its number, interval and null."""
+    return [
+        {"reading": r, "anchor": anchor(r.name), "cell": _cell(r, (0,)), "absent": absent(r)}
+        for r in readings
+        if is_output(r)
+    ]
+
+
 def _spot(reading: Reading, index: tuple[Any, ...]) -> str:
+    if is_output(reading):
+        return ""
     labels = [reading.coords[d][i] for d, i in zip(reading.dims, index, strict=True)]
     text = []
     for dim, label in zip(reading.dims, labels, strict=True):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from attoscope.findings import Finding
 from attoscope.measures.base import Reading
 from attoscope.report.choice import TERMINAL
+from attoscope.report.since import lines
 from attoscope.report.summary import facts, notes
 from attoscope.report.tracks import is_curve, is_map
 from attoscope.report.words import (
@@ -74,6 +75,8 @@ def _parts(diagnosis: Diagnosis, width: int) -> list[RenderableType]:
     if more > 0:
         parts += [Text(f"{count(more, 'further finding')} in the report."), Text("")]
     parts += _table(diagnosis, width)
+    if diagnosis.baseline is not None:
+        parts += [Text(""), *(Text(line) for line in lines(diagnosis.baseline)), Text("")]
     said = [*notes(diagnosis.data), *notes(diagnosis.model)]
     parts += [Text(line, style="dim") for line in said]
     return parts

@@ -42,6 +42,11 @@ def is_map(reading: Reading) -> bool:
     return reading.dims == ("site", "head")
 
 
+def is_output(reading: Reading) -> bool:
+    """One number for what comes out of the model: loss, accuracy."""
+    return reading.dims == ("output",)
+
+
 def split(reading: Reading) -> list[Track]:
     """The tracks of a curve or a map, in the order in which the model runs them."""
     places = [str(label) for label in reading.coords[reading.dims[0]]]

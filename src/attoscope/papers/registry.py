@@ -107,10 +107,12 @@ ENTRIES = (
         "neutreno", "2312.00751",
         "NeuTRENO: Mitigating Over-smoothing in Transformers via Regularized Nonlocal "
         "Functionals",
+        "attoscope.papers.neutreno",
     ),
     _arxiv(
         "oversmoothing-record-straight", "2401.04301",
         "Setting the Record Straight on Transformer Oversmoothing",
+        "attoscope.papers.oversmoothing_record_straight",
     ),
     _arxiv(
         "representational-strengths", "2306.02896",
@@ -129,6 +131,7 @@ ENTRIES = (
     _arxiv(
         "suppress-oversmoothing", "2104.12753",
         "Improve Vision Transformers Training by Suppressing Over-smoothing",
+        "attoscope.papers.suppress_oversmoothing",
     ),
 )  # fmt: skip
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from attoscope.monitor import watch as watch
     from attoscope.monitor.callback import TrainerCallback as TrainerCallback
     from attoscope.papers import reproduce as reproduce
+    from attoscope.prediction import Prediction as Prediction
+    from attoscope.prediction import predict as predict
+    from attoscope.remedies import Treatment as Treatment
+    from attoscope.remedies import load_treated as load_treated
+    from attoscope.remedies import treat as treat
     from attoscope.svm import AttentionSVM as AttentionSVM
     from attoscope.svm import Selection as Selection
     from attoscope.trace import Subject as Subject
@@ -40,6 +45,11 @@ _HOMES = {
     "Selection": "attoscope.svm",
     "head_selections": "attoscope.trace",
     "reproduce": "attoscope.papers",
+    "predict": "attoscope.prediction",
+    "Prediction": "attoscope.prediction",
+    "treat": "attoscope.remedies",
+    "Treatment": "attoscope.remedies",
+    "load_treated": "attoscope.remedies",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 

@@ -18,6 +18,8 @@ from attoscope.errors import AttoscopeError
 from attoscope.trace.subject import Subject
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+# Under this name a treated model's configuration records what was done to it.
+_TREATED = "attoscope_treatments"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.index.json")
 
 
@@ -31,7 +33,7 @@ def load(source: str | Path, *, dtype: str, device: str, trust_remote_code: bool
     with _quiet():
         config = _config(where, options, source)
         model, info = _weights(where, config, options, dtype, source)
-        notes = _judge(info, source) + _gguf_note(options)
+        notes = _judge(info, source) + _gguf_note(options) + _treated_note(model)
         tokenizer = _with_words(_optional("AutoTokenizer", where, options))
         processor = _optional("AutoImageProcessor", where, options) if _sees(config) else None
     return Subject(
@@ -129,6 +131,12 @@ def _weights(
     model_class: Any = found or (
         transformers.AutoModelForCausalLM if in_gguf else transformers.AutoModel
     )
+    records = getattr(config, _TREATED, None)
+    if records and found is not None:
+        # Only now, and only for such a model: remedies stand on the trace, not under it.
+        from attoscope.remedies.saving import treated_class
+
+        model_class = treated_class(found, records)
     # GGUF blocks are expanded to float32; their own type cannot be computed with.
     wanted = "float32" if dtype == "auto" and in_gguf else dtype
     try:
@@ -151,6 +159,8 @@ def _weights(
         raise AttoscopeError(
             f"{source}: its weights file is damaged ({_sentence(error)}); copy it again"
         ) from error
+    if records and found is not None:
+        model.__class__ = found
     return model, info
 
 
@@ -184,6 +194,13 @@ def _gguf_note(options: dict[str, Any]) -> tuple[str, ...]:
     if "gguf_file" not in options:
         return ()
     return ("weights were expanded from the blocks of a GGUF file: they carry its rounding",)
+
+
+def _treated_note(model: Any) -> tuple[str, ...]:
+    records = getattr(model.config, _TREATED, None) or ()
+    return tuple(
+        f"treated with {record['remedy']}, as its config.json records" for record in records
+    )
 
 
 def _optional(kind: str, where: str, options: dict[str, Any]) -> Any:

@@ -66,6 +66,9 @@ def test_its_facts(reading: Diagnosis) -> None:
         "sentence": "outputs unchanged while watched (bit for bit)",
     }  # fmt: skip
     assert (reading.data["documents"], reading.data["truncated_documents"]) == (4, 0)
+    assert reading.data["loss"] == (
+        "none: the model gives no logits of tokens, and the batch holds no labels"
+    )
     assert not [f for f in reading.findings if f.severity != "note"]
 
 
@@ -206,8 +209,10 @@ def test_an_interrupt_inside_a_batch_leaves_no_trace_of_it(encoder: Subject) -> 
     # How often that layer runs until one batch is finished; the next time is inside the second.
     watched = 10**9
     handle = layer.register_forward_pre_hook(interrupt)
-    diagnose(encoder, TEXTS[:2], batch_size=2, null=False)
-    watched, passes = passes - 1, 0  # the close-ups run it once more, after the batches
+    ends: list[int] = []  # later passes, for close-ups and predictions, are after the batches
+    advance = lambda _: ends.append(passes)  # noqa: E731
+    diagnose(encoder, TEXTS[:2], batch_size=2, null=False, progress=advance)
+    (watched,), passes = ends, 0
     try:
         found = diagnose(encoder, TEXTS, batch_size=2, null=False, keep_finished=True)
     finally:
@@ -323,7 +328,7 @@ def test_tokens_of_unknown_meaning_show_their_positions() -> None:
 @pytest.mark.parametrize("fault", list(FAULTS))
 def test_every_finding_has_rows_or_places_that_show_it(encoder: Subject, fault: str) -> None:
     (batch,) = batches(encoder, TEXTS)
-    with broken(encoder, batch, fault, (3,)):
+    with broken(encoder, batch, fault, tuple(range(3, 3 + FAULTS[fault].least))):
         found = diagnose(encoder, TEXTS, null=False)
     assert any(f.id == FAULTS[fault].finding for f in found.findings)
     for number, finding in enumerate(found.findings):

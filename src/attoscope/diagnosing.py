@@ -28,6 +28,8 @@ from attoscope.measuring import (
     check_span,
     measure,
 )
+from attoscope.prediction.smoothing import DOCUMENTS as SMOOTHING_DOCUMENTS
+from attoscope.prediction.smoothing import smoothing_readings
 from attoscope.sample import sample_for
 from attoscope.trace import Batch, Counts, Layout, Subject, batches, parameter_count, subject_of
 from attoscope.unchanged import Unchanged, compare_outputs
@@ -86,7 +88,7 @@ def diagnose(
     if data is None:
         data = sample_for(subject, counts)
     stream = batches(subject, data, max_tokens=max_tokens, batch_size=batch_size, counts=counts)
-    with _Peeked(stream, SVM_DOCUMENTS if svm else 0) as peeked:
+    with _Peeked(stream, SVM_DOCUMENTS if svm else SMOOTHING_DOCUMENTS) as peeked:
         unchanged = compare_outputs(subject, peeked.first)
         check_span(layers, subject.layout(peeked.first))
         finished = replace(counts)
@@ -103,6 +105,10 @@ def diagnose(
         )  # fmt: skip
     measured = time.perf_counter()
     readings = found.readings()
+    smoothing = smoothing_readings(
+        subject, peeked.kept, seed=seed, layers=layers,
+        documents=min(SMOOTHING_DOCUMENTS, finished.documents),
+    )  # fmt: skip
     selectors, more = _selectors(subject, peeked.kept, readings, seed) if svm else ((), {})
     findings = in_words(
         findings_of(found.real, readings), found.ids, subject.tokenizer, found.readers
@@ -113,7 +119,7 @@ def diagnose(
         model=_model_facts(subject, peeked.first, unchanged),
         data=_data_facts(finished, found, rows, sources) | more,
         versions=_versions(),
-        reading_list=(*readings, *selectors),
+        reading_list=(*readings, *smoothing, *selectors),
         findings=findings,
         closeups=shown,
         timings={
@@ -282,6 +288,7 @@ def _data_facts(
         "rows": "all" if rows is None else f"{rows} per sequence",
         "null": null,
         "null_every": NULL_EVERY,
+        "loss": found.loss.said,
         "interrupted": found.interrupted,
         "sources": list(sources),
         "notes": notes,

@@ -7,6 +7,7 @@ import typer
 from attoscope.cli.check import check
 from attoscope.cli.diagnose import diagnose
 from attoscope.cli.papers import papers
+from attoscope.cli.predict import predict
 from attoscope.cli.reproduce import reproduce
 from attoscope.cli.svm import svm
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(diagnose)
 app.command()(check)
+app.command()(predict)
 app.command()(svm)
 app.command()(papers)
 app.command()(reproduce)

@@ -1,0 +1,72 @@
+"""`attoscope predict` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from attoscope.cli import run
+from tests.models import EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    torch.manual_seed(0)
+    EXAMPLES["gpt2"].build().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("batch") / "batch.safetensors"
+    ids = torch.randint(3, 60, (4, 12), generator=torch.Generator().manual_seed(0))
+    save_file({"input_ids": ids}, file)
+    return file
+
+
+def test_a_table_with_a_line_for_each_layer(
+    model: Path, batch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(["predict", str(model), "--batch", str(batch), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith("decoder.")]
+    assert [row.split()[0] for row in rows[:3]] == ["decoder.0", "decoder.1", "decoder.2"]
+    assert "attention step" in printed and "By its spectra" in printed
+    data = json.loads((out / "prediction.json").read_text())
+    assert len(data["smoothing"]["layers"]) == 3
+
+
+def test_json(model: Path, batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["predict", str(model), "--batch", str(batch), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["documents"] == 4 and data["smoothing"]["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["no-such-folder"], "no-such-folder"),
+        (["MODEL"], "no data was given"),
+        (["MODEL", "--batch", "BATCH", "--max-tokens", "1"], "max_tokens: got 1"),
+        (["MODEL", "--batch", "BATCH", "--documents", "x"], "--documents"),
+        (["MODEL", "stray.txt"], "name them with --text"),
+        (["MODEL", "--images", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_nonsense_is_one_sentence_and_exit_code_2(
+    model: Path,
+    batch: Path,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [{"MODEL": str(model), "BATCH": str(batch)}.get(a, a) for a in arguments]
+    assert run(["predict", *given]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1 and "Traceback" not in error

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from attoscope.prediction.documents import documents_of
 from attoscope.prediction.maps import Maps, norm_of, value_maps
+from attoscope.remedies import treat
 from attoscope.trace import Batch, Layer, Subject, watch
-from tests.models import HEADS, WIDTH, make
+from tests.models import HEADS, LAYERS, WIDTH, make
 
 SIZE = WIDTH // HEADS
 SHAPES = (
@@ -259,3 +260,20 @@ def test_the_model_is_handed_back_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt2", "bert"])
+@pytest.mark.parametrize("mode", ["sharpen", "smooth"])
+def test_parametrized_weights_are_read_as_the_model_computes_with_them(
+    name: str, mode: str
+) -> None:
+    subject, batch = make(name)
+    treat(subject.model, "spectral", batch.inputs, mode=mode, start="random")
+    maps = value_maps(Subject.of(subject.model), batch)
+    assert len(maps.found) == LAYERS and not maps.missing
+    for one in maps.found.values():
+        whole = torch.einsum("hws,hsv->wv", one.value, one.output)
+        values = torch.linalg.eigvalsh(whole if mode == "smooth" else -whole)
+        assert torch.allclose(whole, whole.T, atol=1e-6)
+        assert values.min() > 0.04 and values.max() < 0.96
+        assert one.joins == "alone"

@@ -268,8 +268,7 @@ RULES: tuple[Rule, ...] = (
         + """\
 
 # Against it from the start of training: the absolute cosine, which sees both signs.
-from attoscope.remedies.losses import cosine_loss
-from attoscope.remedies.tokens import BlockTokens
+from attoscope.remedies import BlockTokens, cosine_loss
 
 with BlockTokens(model) as tokens:
     loss = model(**batch).loss + cosine_loss(tokens.last, absolute=True)
@@ -301,8 +300,7 @@ with BlockTokens(model) as tokens:
         + """\
 
 # Or leave the model as it is, and add a penalty to its loss.
-from attoscope.remedies.losses import cosine_loss
-from attoscope.remedies.tokens import BlockTokens
+from attoscope.remedies import BlockTokens, cosine_loss
 
 with BlockTokens(model) as tokens:
     loss = model(**batch).loss + cosine_loss(tokens.last)

@@ -18,10 +18,11 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from attoscope.trace.capture import capturing
 from attoscope.trace.frames import Frame, framed, undisturbed
-from attoscope.trace.projections import Projection, _by_head
+from attoscope.trace.projections import Projection, by_head
 from attoscope.trace.subject import Subject, head_of
 from attoscope.trace.types import AttentionCall, Batch
 
@@ -128,19 +129,22 @@ def value_maps(subject: Subject, batch: Batch) -> Maps:
     Each is checked on that run: the values must be the value columns times what the norm gives,
     up to a constant. Modules of which this is not so are in `missing`, with the reason.
     """
-    small = head_of(batch)
-    record = _recorded(subject, small)
     maps = Maps()
-    biases = _Biases(subject.model)
-    for seen in record:
-        name = seen.owner.name
-        if name in maps.found or name in maps.missing:
-            continue
-        made = _made(seen, biases)
-        if isinstance(made, ValueMaps):
-            maps.found[name] = made
-        else:
-            maps.missing[name] = made
+    small = head_of(batch)
+    subject.layout(small)
+    # Cached, so that a parametrized weight is one tensor, which the run computes with.
+    with parametrize.cached():
+        record = _recorded(subject, small)
+        biases = _Biases(subject.model)
+        for seen in record:
+            name = seen.owner.name
+            if name in maps.found or name in maps.missing:
+                continue
+            made = _made(seen, biases)
+            if isinstance(made, ValueMaps):
+                maps.found[name] = made
+            else:
+                maps.missing[name] = made
     return maps
 
 
@@ -179,7 +183,7 @@ def _recorded(subject: Subject, small: Batch) -> list[_Seen]:
         if block is None or any(seen.owner.name == frames[-1].name for seen in record):
             return
         with capture.asleep():
-            parts = tuple(_by_head(call, frames[-1].module, "value"))
+            parts = tuple(by_head(call, frames[-1].module, "value"))
         record.append(_Seen(call, frames[-1], block, parts, left[starts[id(block)] :]))
 
     with _differentiable(subject.model), capturing(on_call, len(small)) as capture:
@@ -335,9 +339,11 @@ class _Biases:
     def _by_memory(self) -> Mapping[int, nn.Module]:
         found: dict[int, nn.Module] = {}
         for module in self.model.modules():
-            for parameter in module.parameters(recurse=False):
-                if parameter.dim() == 2:
-                    found.setdefault(parameter.data_ptr(), module)
+            made = getattr(module, "parametrizations", {})
+            weights = [*module.parameters(recurse=False), *(getattr(module, n) for n in made)]
+            for weight in weights:
+                if weight.dim() == 2:
+                    found.setdefault(weight.data_ptr(), module)
         return found
 
     def of(self, weight: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from attoscope.errors import AttoscopeError
 from attoscope.trace.capture import capturing
@@ -27,19 +28,25 @@ Part = Literal["query", "key", "value"]
 class Projection:
     """Where one head's part of a projection lives: `weight` along `axis` at `index`, and bias.
 
-    `head` counts key heads for keys and values of grouped attention.
+    `head` counts key heads for keys and values of grouped attention. A parametrized weight is
+    what the module computed with, which cannot be changed from here.
     """
 
     part: Part
     head: int
     name: str
-    weight: nn.Parameter
+    weight: Tensor
     axis: int
     index: Tensor
-    bias: nn.Parameter | None
+    bias: Tensor | None
 
     def scale(self, factor: float) -> None:
         """Multiply this head's projection (weight and bias) in place."""
+        if not isinstance(self.weight, nn.Parameter):
+            raise AttoscopeError(
+                f"{self.name}: got a parametrized weight; expected a plain one to scale: undo or "
+                "fold what parametrized it"
+            )
         with torch.no_grad():
             rows = self.weight.index_select(self.axis, self.index) * factor
             self.weight.index_copy_(self.axis, self.index, rows)
@@ -62,7 +69,7 @@ def projections(
         if frames[-1].name == module and not found:
             owner = frames[-1].module
             with capture.asleep():
-                found.extend(_by_head(call, owner, part))
+                found.extend(by_head(call, owner, part))
 
     def idle(_: Frame) -> None:
         return None
@@ -71,7 +78,11 @@ def projections(
     training = {m: m.training for m in subject.model.modules()}
     try:
         subject.model.requires_grad_(True).eval()
-        with torch.enable_grad(), capturing(on_call, len(small)) as capture:
+        with (
+            torch.enable_grad(),
+            parametrize.cached(),
+            capturing(on_call, len(small)) as capture,
+        ):
             with framed(subject.model, idle, idle) as frames:
                 subject.run(small)
     finally:
@@ -87,12 +98,16 @@ def projections(
     return tuple(found)
 
 
-def _by_head(call: AttentionCall, owner: nn.Module, part: Part) -> Iterator[Projection]:
+def by_head(call: AttentionCall, owner: nn.Module, part: Part) -> Iterator[Projection]:
+    """The projections of every head of a call, which was made with gradients inside `owner`.
+
+    Parametrized weights are found where the call ran within `parametrize.cached()`.
+    """
     tensor = getattr(call, part)
     if tensor is None or not tensor.requires_grad:
         return
-    named = dict(owner.named_parameters())
-    matrices = {name: p for name, p in named.items() if p.dim() == 2}
+    named = dict(_weights(owner))
+    matrices = {name: p for name, p in named.items() if p.dim() == 2 and p.requires_grad}
     for head in range(tensor.shape[1]):
         grads = torch.autograd.grad(
             tensor[:, head].float().square().sum(),
@@ -109,6 +124,20 @@ def _by_head(call: AttentionCall, owner: nn.Module, part: Part) -> Iterator[Proj
                 bias = named.get(name.removesuffix("weight") + "bias")
                 yield Projection(part, head, name, weight, axis, index, bias)
                 break
+
+
+def _weights(owner: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parametrized weights by the name that they bear in their module, and then parameters.
+
+    In this order, because what a weight is made of may look like one head's worth, too.
+    """
+    for name, module in owner.named_modules():
+        if parametrize.is_parametrized(module):
+            for each in module.parametrizations:
+                yield f"{name}.{each}".lstrip("."), getattr(module, str(each))
+    for name, parameter in owner.named_parameters():
+        if "parametrizations" not in name.split("."):
+            yield name, parameter
 
 
 def _place(gradient: Tensor, size: int, heads: int) -> tuple[int, Tensor] | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attoscope.remedies import Treatment as Treatment
     from attoscope.remedies import load_treated as load_treated
     from attoscope.remedies import treat as treat
+    from attoscope.remedies import treatments_of as treatments_of
     from attoscope.svm import AttentionSVM as AttentionSVM
     from attoscope.svm import Selection as Selection
     from attoscope.trace import Subject as Subject
@@ -50,6 +51,7 @@ _HOMES = {
     "treat": "attoscope.remedies",
     "Treatment": "attoscope.remedies",
     "load_treated": "attoscope.remedies",
+    "treatments_of": "attoscope.remedies",
 }
 __all__ = ["__version__", *sorted(_HOMES)]
 

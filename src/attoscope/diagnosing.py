@@ -28,6 +28,9 @@ from attoscope.measuring import (
     check_span,
     measure,
 )
+from attoscope.prediction.scope import treated
+from attoscope.prediction.signal_readings import DOCUMENTS as SIGNAL_DOCUMENTS
+from attoscope.prediction.signal_readings import signal_readings
 from attoscope.prediction.smoothing import DOCUMENTS as SMOOTHING_DOCUMENTS
 from attoscope.prediction.smoothing import smoothing_readings
 from attoscope.sample import sample_for
@@ -109,9 +112,16 @@ def diagnose(
         subject, peeked.kept, seed=seed, layers=layers,
         documents=min(SMOOTHING_DOCUMENTS, finished.documents),
     )  # fmt: skip
+    signal = signal_readings(
+        subject, peeked.kept, layers=layers,
+        documents=min(SIGNAL_DOCUMENTS, finished.documents),
+    )  # fmt: skip
     selectors, more = _selectors(subject, peeked.kept, readings, seed) if svm else ((), {})
     findings = in_words(
-        findings_of(found.real, readings), found.ids, subject.tokenizer, found.readers
+        findings_of(found.real, (*readings, *smoothing)),
+        found.ids,
+        subject.tokenizer,
+        found.readers,
     )
     shown = closeups(subject, found, findings)
     ended = time.perf_counter()
@@ -119,7 +129,7 @@ def diagnose(
         model=_model_facts(subject, peeked.first, unchanged),
         data=_data_facts(finished, found, rows, sources) | more,
         versions=_versions(),
-        reading_list=(*readings, *smoothing, *selectors),
+        reading_list=(*readings, *smoothing, *signal, *selectors),
         findings=findings,
         closeups=shown,
         timings={
@@ -234,8 +244,15 @@ def _model_facts(subject: Subject, batch: Batch, unchanged: Unchanged) -> dict[s
             "max_difference": unchanged.max_difference,
             "sentence": unchanged.sentence,
         },
-        "notes": [*subject.notes, *plain],
+        "notes": [*subject.notes, *_remedies(subject), *plain],
     }
+
+
+def _remedies(subject: Subject) -> list[str]:
+    """The remedies in a model, unless a note of its directory names them."""
+    if any(note.startswith("treated with ") for note in subject.notes):
+        return []
+    return [one.said for one in treated(subject.model)]
 
 
 def _kind(layout: Layout, batch: Batch) -> str:

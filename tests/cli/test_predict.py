@@ -70,3 +70,17 @@ def test_nonsense_is_one_sentence_and_exit_code_2(
     assert run(["predict", *given]) == 2
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1 and "Traceback" not in error
+
+
+def test_a_configuration_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    EXAMPLES["gpt2"].build().config.save_pretrained(tmp_path)
+    assert run(["predict", str(tmp_path), "--max-tokens", "16"]) == 0
+    printed = capsys.readouterr().out
+    assert "by its weights the stream's variance" in printed and "Zipf" in printed
+    assert run(["predict", str(tmp_path / "config.json"), "--init", "xavier", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["smoothing"] is None
+    stack = data["signal"]["stacks"][0]
+    assert stack["fit"] is None and len(stack["sublayers"]) == 6
+    assert run(["predict", str(tmp_path), "--init", "nobody"]) == 2
+    assert "expected one of xavier, deepscalelm" in capsys.readouterr().err

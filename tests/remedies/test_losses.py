@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -272,3 +273,36 @@ def test_other_bad_input_is_refused_in_a_sentence() -> None:
         local_contrastive_loss(x[:, :1], x[:, :1], (1, 1))
     with pytest.raises(AttoscopeError, match="odd number"):
         local_contrastive_loss(x, x, (3, 3), window=4)
+
+
+MASK = torch.tensor([[1, 1, 0, 1], [1, 1, 1, 0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8])
+def test_a_mask_of_0_and_1_is_as_flags(dtype: torch.dtype) -> None:
+    x, y = random(2, 4, 3), random(2, 4, 3)
+    flags, mask = MASK.bool(), MASK.to(dtype)
+    assert torch.equal(cosine_loss(x, mask), cosine_loss(x, flags))
+    assert not torch.equal(cosine_loss(x, flags), cosine_loss(x))
+    expected = patch_contrastive_loss(x, y, flags)
+    assert torch.equal(patch_contrastive_loss(x, y, mask), expected)
+
+
+def test_what_is_no_mask_and_what_are_no_tokens() -> None:
+    x = random(2, 4, 3)
+    with pytest.raises(AttoscopeError, match="numbers other than 0 and 1"):
+        cosine_loss(x, MASK * 2)
+    with pytest.raises(AttoscopeError, match="numbers other than 0 and 1"):
+        patch_contrastive_loss(x, x, MASK.float() / 2)
+    # Without the type checker that runs in these tests.
+    plain = inspect.unwrap(cosine_loss)
+    bad = (random(4, 3), "x", None, torch.ones(2, 4, 3, dtype=torch.long))
+    for tokens, found in zip(bad, (r"shape \(4, 3\)", "str", "NoneType", "int64"), strict=True):
+        with pytest.raises(AttoscopeError, match=f"tokens: got .*{found}; expected a tensor"):
+            plain(tokens)
+        with pytest.raises(AttoscopeError, match="last: got"):
+            inspect.unwrap(patch_contrastive_loss)(tokens, x)
+        with pytest.raises(AttoscopeError, match="first: got"):
+            inspect.unwrap(local_contrastive_loss)(x, tokens, (2, 2))
+    with pytest.raises(AttoscopeError, match="valid: got list"):
+        plain(x, [[True]])

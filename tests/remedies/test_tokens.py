@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -143,6 +146,26 @@ def test_bad_input_is_refused_in_a_sentence() -> None:
     tokens = BlockTokens(vit())
     with pytest.raises(AttoscopeError, match="run the model once"):
         _ = tokens.first
-    plain = nn.Linear(3, 3)
+    plain = nn.Sequential(nn.Linear(3, 3))
     with BlockTokens(plain), pytest.raises(AttoscopeError, match="attention"):
         plain(torch.randn(2, 3))
+
+
+def test_a_model_is_copied_with_its_tokens_caught() -> None:
+    model = vit().train()
+    with BlockTokens(model) as tokens:
+        model(PIXELS)
+        kept = tokens.last
+        twin = copy.deepcopy(model)
+        twin(PIXELS)
+        assert tokens.last is not None and torch.equal(tokens.last, kept)
+        (cosine_loss(tokens.last)).backward()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_a_module_without_blocks_is_refused() -> None:
+    for module in (nn.Linear(3, 3), nn.Sequential()):
+        with pytest.raises(AttoscopeError, match="without any module in it"):
+            BlockTokens(module)
+    with pytest.raises(AttoscopeError, match="skip: got 1.5"):
+        inspect.unwrap(BlockTokens.__init__)(BlockTokens.__new__(BlockTokens), vit(), skip=1.5)

@@ -101,7 +101,8 @@ def test_copies_are_treated_and_independent(name: str, kind: str) -> None:
         twins.append(torch.load(file, weights_only=False))
     for twin in twins:
         assert torch.equal(output(Subject.of(twin), batch), expected)
-        assert treatments_of(twin) == ()
+        (held,) = treatments_of(twin)
+        assert held.model is twin and held is not treatment
         with torch.no_grad():
             for module in twin.modules():
                 if getattr(module, "kind", None) == kind:
@@ -109,8 +110,20 @@ def test_copies_are_treated_and_independent(name: str, kind: str) -> None:
                         number.mul_(0.5)
         assert not torch.equal(output(Subject.of(twin), batch), expected)
         assert torch.equal(output(subject, batch), expected)
+    plain, _ = sized(name)
+    for twin in twins:
+        (held,) = treatments_of(twin)
+        held.undo()
+        assert torch.equal(output(Subject.of(twin), batch), output(plain, batch))
+        assert list(twin.state_dict()) == list(plain.model.state_dict())
+        flags = [(n, p.requires_grad) for n, p in plain.model.named_parameters()]
+        assert [(n, p.requires_grad) for n, p in twin.named_parameters()] == flags
+        assert hooks(twin) == 0 and treatments_of(twin) == ()
+        assert not hasattr(getattr(twin, "config", None), "attoscope_treatments")
+        assert treatments_of(subject.model) == (treatment,)
+        assert torch.equal(output(subject, batch), expected)
     treatment.undo()
-    assert torch.equal(output(Subject.of(twins[0]), batch), output(Subject.of(twins[0]), batch))
+    assert torch.equal(output(subject, batch), output(plain, batch))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -281,7 +294,7 @@ def test_bad_input_is_refused_in_a_sentence_and_leaves_the_model_alone() -> None
     before = output(subject, batch)
     meta = copy.deepcopy(subject.model).to("meta")
     cases: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = [
-        ("expected one of attnscale, centred", subject.model, ("magic",), {}),
+        ("expected one of admin, attnscale, centred", subject.model, ("magic",), {}),
         ("expected a live torch module", "some/path", ("neutreno",), {}),
         ("meta device", meta, ("neutreno",), {}),
         ("has no such option; expected one of: strength", subject.model, ("neutreno",),

@@ -42,12 +42,17 @@ def predict(
     seed: Annotated[
         int, typer.Option(metavar="N", help="For intervals, shuffles and random maps.")
     ] = 0,
+    init: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Predict fresh weights by this initialiser."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> int:
-    """Predict from weights and attention maps whether tokens become alike with depth.
+    """Predict from weights what a model does along depth: smoothing, variance, gradients.
 
-    A line for each layer: what its spectra say, and what attention and the rest of the block did
-    on the data. In Python: attoscope.predict(model, data).
+    A line for each layer, prediction beside what happened on the data. MODEL may be a config.json
+    or a directory with nothing else: then fresh weights are predicted (--init: xavier,
+    deepscalelm, admin or deepnet instead of its own). In Python: attoscope.predict(model, data).
     """
     from attoscope.prediction import predict as run
 
@@ -60,6 +65,7 @@ def predict(
     found = run(
         model, inputs.data if inputs else None, max_tokens=max_tokens, documents=documents,
         seed=seed, dtype=dtype, device=device, trust_remote_code=trust_remote_code,
+        init=init,
     )  # fmt: skip
     written = None if folder is None else found.to_json(made(folder) / "prediction.json")
     if as_json:

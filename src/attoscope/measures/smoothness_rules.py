@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attoscope.measures.base import Array, Reading
-from attoscope.measures.places import Place, parse
+from attoscope.measures.places import Place, join, parse
 from attoscope.measures.rules import Book, Rule
 from attoscope.measures.stream_rules import DOUBLING, IN_A_ROW
 from attoscope.measures.words import Number
@@ -39,6 +39,9 @@ BF16_SPACING = 2.0**-7
 ALIKE = 0.85
 HALF = 0.5
 LAST_BLOCKS = 2
+# Below this in size a margin is neither (as in `attoscope.prediction.spectra`); layers named.
+UNDECIDED = 0.01
+MOST_LAYERS = 3
 
 Cells = NDArray[np.bool_]
 
@@ -205,6 +208,40 @@ def since_the_input(book: Book, rows: Sequence[int]) -> str:
     )
 
 
+def since_the_input_and_why(book: Book, rows: Sequence[int]) -> str:
+    """The same, and what the spectra of attention say of these layers, where they were read."""
+    spectra = by_their_spectra(book, rows)
+    return since_the_input(book, rows) + (f". {spectra}" if spectra else "")
+
+
+def by_their_spectra(book: Book, rows: Sequence[int]) -> str:
+    """Heads of these layers whose margin smooths, beside random maps, and the largest margins."""
+    if "smoothing_margin" not in book.readings:
+        return ""
+    margin, here = book.readings["smoothing_margin"], _places(book.readings["cosine"])
+    labels, track = {here[row].label for row in rows}, here[rows[0]].track
+    places = _places(margin)
+    known = np.isfinite(margin.values).any(1)
+    mine = [i for i, place in enumerate(places) if place.label in labels and known[i]]
+    if not mine:
+        return ""
+    heads = margin.values[mine][np.isfinite(margin.values[mine])]
+    smooth = int((heads > UNDECIDED).sum())
+    mean = Number(float(heads.mean()))
+    text = (
+        f"By their spectra {smooth} of the {heads.size} heads of these layers smooth (mean margin "
+        f"{mean}"
+    )
+    null = book.null("smoothing_margin")[mine]
+    if np.isfinite(null).any():
+        text += f"; random maps of the same norms: {Number(float(np.nanmean(null)))}"
+    stack = [i for i, place in enumerate(places) if place.track == track and known[i]]
+    means = {i: float(np.nanmean(margin.values[i])) for i in stack}
+    top = sorted(sorted(stack, key=lambda i: -means[i])[:MOST_LAYERS])
+    named = join([f"{places[i].words} ({Number(means[i])})" for i in top])
+    return f"{text}); of the whole stack the margin is largest in {named}"
+
+
 def differences_and_mean(book: Book, rows: Sequence[int]) -> str:
     """By how much the differences between tokens and their mean grew over the run."""
     reading, parts = book.readings["frequency_ratio"], _parts(book)
@@ -289,7 +326,8 @@ with BlockTokens(model) as tokens:
         "0.9; Wang et al. 2022 (arXiv 2203.05962); Nguyen et al. 2023, NeuTRENO (arXiv "
         "2312.00751)",
         remedy="Alike is not bad by itself, and a classifier that averages its tokens wants "
-        "it: look at the loss before and after. A pretrained model that is to be fine-tuned: "
+        "it: look at the loss before and after. `attoscope predict` shows for each layer what its "
+        "spectra foresee beside what it did. A pretrained model that is to be fine-tuned: "
         "try NeuTRENO first, since it adds no weights and stays nearest to the ones that are "
         "there, and judge it after training on; where the model must not change, add a penalty "
         "on the cosine to the loss of fine-tuning. From scratch: NeuTRENO or the penalty from "
@@ -305,7 +343,7 @@ from attoscope.remedies import BlockTokens, cosine_loss
 with BlockTokens(model) as tokens:
     loss = model(**batch).loss + cosine_loss(tokens.last)
 """,
-        extra=since_the_input,
+        extra=since_the_input_and_why,
     ),
     Rule(
         id="sharpening_blow_up",

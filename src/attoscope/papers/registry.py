@@ -52,6 +52,7 @@ ENTRIES = (
     _arxiv(
         "admin-init", "2004.08249",
         "Understanding the Difficulty of Training Transformers (Admin)",
+        "attoscope.papers.admin_init",
     ),
     _arxiv(
         "benign-overfitting-vit", "2409.19345",
@@ -66,6 +67,7 @@ ENTRIES = (
         "deepscalelm", "2403.09635",
         "Transformers Get Stable: An End-to-End Signal Propagation Theory for Language Models "
         "(DeepScaleLM)",
+        "attoscope.papers.deepscalelm",
     ),
     _arxiv(
         "dyck-myopic", "2312.01429",
@@ -78,7 +80,8 @@ ENTRIES = (
         "Transformers are Expressive, But Are They Expressive Enough for Regression?",
     ),
     _arxiv(
-        "gd-dynamics", "2411.07538", "Unraveling the Gradient Descent Dynamics of Transformers"
+        "gd-dynamics", "2411.07538", "Unraveling the Gradient Descent Dynamics of Transformers",
+        "attoscope.papers.gd_dynamics",
     ),
     _arxiv(
         "interpretability-illusions", "2312.03656",

@@ -111,17 +111,18 @@ def agreements(readings: Sequence[Reading], seed: int = 0) -> tuple[Agreement, .
     found = [
         compare(
             "heads", "margin", "the head's step", margin.values.ravel(),
-            head_step.values.ravel(), groups, seed=seed,
+            _along(head_step, sites).ravel(), groups, seed=seed,
         )
     ]  # fmt: skip
     steps, rest = by_name["attention_step"], by_name["rest_step"]
     layers = [str(layer) for layer in steps.coords["layer"]]
     mean = layer_means(margin, layers)
-    whole = steps.values + rest.values
+    whole = steps.values + _along(rest, layers)
     predictions = {"mean margin": mean}
     if "layer_dc_share" in by_name:
         # Half is where a leading eigenvector is as constant as it is not.
-        predictions["constant share"] = np.round(by_name["layer_dc_share"].values, 6) - 0.5
+        share = _along(by_name["layer_dc_share"], layers)
+        predictions["constant share"] = np.round(share, 6) - 0.5
     for name, predicted in predictions.items():
         for title, measured in (
             ("attention's step", steps.values),
@@ -141,6 +142,16 @@ def layer_means(reading: Reading, layers: Sequence[str]) -> Array:
             if np.isfinite(row).any():
                 means[place] = float(np.nanmean(row))
     return means
+
+
+def _along(reading: Reading, places: Sequence[str]) -> Array:
+    """Values at these places; NaN where a reading lacks one (its numbers were not finite)."""
+    index = {str(place): row for row, place in enumerate(reading.coords[reading.dims[0]])}
+    values = np.full((len(places), *reading.values.shape[1:]), np.nan)
+    for row, place in enumerate(places):
+        if place in index:
+            values[row] = reading.values[index[place]]
+    return values
 
 
 def _range(values: Array) -> tuple[float, float]:

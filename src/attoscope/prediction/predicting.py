@@ -16,7 +16,9 @@ from attoscope.errors import AttoscopeError
 from attoscope.measures.base import Reading
 from attoscope.prediction import scope
 from attoscope.prediction.agreement import Agreement, agreements
+from attoscope.prediction.building import build, is_configuration, synthetic_batch
 from attoscope.prediction.maps import value_maps
+from attoscope.prediction.signal import SignalPrediction, signal_of
 from attoscope.prediction.smoothing import Smoothing, cut_all
 from attoscope.prediction.verdicts import LayerVerdict, layer_verdicts, stack_verdict
 from attoscope.sample import sample_for
@@ -68,37 +70,43 @@ class SmoothingPrediction:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What `predict` gives: `smoothing` is the part on that; `tokens` the longest document's."""
+    """What `predict` gives: `smoothing` is the part on that; `tokens` the longest document's.
+
+    `signal` is the part on variance and gradients along depth. `smoothing` is None for a
+    configuration: attention maps of weights that nobody trained say nothing.
+    """
 
     model: str
     documents: int
     tokens: int
-    smoothing: SmoothingPrediction
+    smoothing: SmoothingPrediction | None
+    signal: SignalPrediction | None = None
 
     @property
     def readings(self) -> tuple[Reading, ...]:
         """The readings of all parts."""
-        return self.smoothing.readings
+        return self.smoothing.readings if self.smoothing else ()
 
     @property
     def layers(self) -> tuple[LayerVerdict, ...]:
         """A verdict for each layer."""
-        return self.smoothing.layers
+        return self.smoothing.layers if self.smoothing else ()
 
     @property
     def verdict(self) -> str:
-        """Two sentences for each stack."""
-        return self.smoothing.verdict
+        """Two sentences for each stack, on smoothing; of a configuration those on the signal."""
+        part = self.smoothing or self.signal
+        return part.verdict if part else ""
 
     @property
     def agreement(self) -> tuple[Agreement, ...]:
         """How far prediction and measurement agree."""
-        return self.smoothing.agreement
+        return self.smoothing.agreement if self.smoothing else ()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the theory does not cover in this model."""
-        return self.smoothing.notes
+        return self.smoothing.notes if self.smoothing else ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; numbers that are not known are None."""
@@ -108,7 +116,8 @@ class Prediction:
                 "model": self.model,
                 "documents": self.documents,
                 "tokens": self.tokens,
-                "smoothing": self.smoothing.to_dict(),
+                "smoothing": self.smoothing and self.smoothing.to_dict(),
+                "signal": self.signal and self.signal.to_dict(),
             }
         )
         return plain
@@ -123,7 +132,8 @@ class Prediction:
     def __str__(self) -> str:
         documents = many(self.documents, "document")
         head = f"{self.model}: {documents} of at most {many(self.tokens, 'token')}"
-        return f"{head}\n\n{self.smoothing}"
+        parts = [str(part) for part in (self.smoothing, self.signal) if part]
+        return "\n\n".join([head, *parts])
 
     def __repr__(self) -> str:
         return (
@@ -142,8 +152,13 @@ def predict(
     dtype: str = "auto",
     device: str = "cpu",
     trust_remote_code: bool = False,
+    init: str | None = None,
 ) -> Prediction:
     """Whether a model's attention smooths, from its weights and attention maps, and if it does.
+
+    And what its weights do to variance and gradients along depth, beside what was measured. For a
+    configuration (an object, a config.json, or a directory without weights) that is predicted
+    for fresh weights: of its own initialiser, or of `init`.
 
     Per head the eigenvalues of the value-output map and of the attention map say which of them
     wins when the layer is repeated; per layer all heads at once; for the stack the stream is
@@ -154,6 +169,8 @@ def predict(
         max_tokens: documents are cut to so many tokens (images are read whole).
         documents: so many are read.
         seed: of bootstrap, shuffles and random maps; the same seed gives the same numbers.
+        init: an initialiser by name ("xavier", "deepscalelm", "admin", "deepnet"), whose variances
+            are predicted in place of the weights'; nothing of it is measured.
         dtype, device, trust_remote_code: for models loaded here (see `Subject.load`).
 
     The model is handed back as it was. Raises `AttoscopeError` (one sentence) on bad input, and
@@ -163,11 +180,51 @@ def predict(
     _validate(max_tokens=max_tokens, documents=documents)
     if not isinstance(seed, int) or seed < 0:
         raise AttoscopeError(f"seed: got {seed!r}; expected a whole number from 0 on")
+    if is_configuration(model):
+        return _untrained(model, data, max_tokens, documents, seed, init)
     subject = subject_of(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    scope.check_finite(subject)
     data = sample_for(subject, Counts()) if data is None else data
     read = _read(subject, data, max_tokens, documents)
     smoothing, tokens = smoothing_of(subject, read, seed)
-    return Prediction(subject.name, sum(map(len, read)), tokens, smoothing)
+    try:
+        signal = signal_of(subject, read, init=init, seed=seed)
+    except AttoscopeError as error:
+        if init is not None:
+            raise
+        signal = SignalPrediction((), (f"variance and gradients: {error}",))
+    return Prediction(subject.name, sum(map(len, read)), tokens, smoothing, signal)
+
+
+def _untrained(
+    model: Any, data: Any, max_tokens: int, documents: int, seed: int, init: str | None
+) -> Prediction:
+    """The part on the signal, for a model that is built from its configuration."""
+    built = build(model, seed=seed)
+    subject = built.subject
+    if data is None and subject.tokenizer is not None:
+        data = sample_for(subject, Counts())
+    if data is None:
+        read = [synthetic_batch(built, documents, max_tokens, seed)]
+        source = (
+            "no data was given: read random tokens with Zipf frequencies (or random pixels)"
+        )
+    else:
+        read = _read(subject, data, max_tokens, documents)
+        source = "token correlation at the input was measured on the data"
+    signal = signal_of(
+        subject, read, layers=None if built.whole else built.layers, init=init, seed=seed
+    )
+    notes = (source, built.sentence, *signal.notes)
+    longest = max(_tokens(subject, batch) for batch in read)
+    signal = SignalPrediction(signal.stacks, notes)
+    return Prediction(subject.name, sum(map(len, read)), longest, None, signal)
+
+
+def _tokens(subject: Subject, batch: Batch) -> int:
+    if batch.valid is not None:
+        return int(batch.valid.sum(1).max())
+    return subject.layout(batch).stacks[0].length
 
 
 def smoothing_of(
@@ -184,15 +241,16 @@ def smoothing_of(
             "whose values are a linear map of the stream or of a norm of it"
         )
     readings = seen.readings()
-    outside = scope.outside(seen)
+    remedies = scope.treated(subject.model)
+    outside = scope.outside(seen, remedies)
     layers = layer_verdicts(seen, readings, outside)
     agreement = agreements(readings, seed)
     made = SmoothingPrediction(
         readings=readings,
         layers=layers,
-        verdict=stack_verdict(layers, readings, agreement),
+        verdict=stack_verdict(layers, readings, agreement) + scope.warning(remedies),
         agreement=agreement,
-        notes=scope.summary(outside, seen),
+        notes=(*(f"{one.said}." for one in remedies), *scope.summary(outside, seen)),
     )
     return made, seen.longest
 

@@ -38,8 +38,11 @@ from attoscope.trace.types import AttentionCall, Batch, Layer
 from attoscope.trace.watch import watch
 
 # What `diagnose` spends: so many documents, cut to so many tokens; of inputs that cannot be cut
-# (images) and are longer than LONG one only, and none longer than LONGEST. What it shows of them.
-DOCUMENTS, TOKENS, LONG, LONGEST = 4, 32, 64, 256
+# (images) and are longer than LONG two, longer than LONGER one, and none longer than LONGEST.
+DOCUMENTS, TOKENS, LONG, LONGER, LONGEST = 4, 32, 64, 640, 1024
+# Eigenvalues cost tokens cubed: of maps of more tokens they are those of so many tokens.
+SAMPLED_TOKENS, SAMPLED_ABOVE, LARGEST = 256, MOST_TOKENS, 2048
+# What it shows of them.
 SHOWN = (
     "smoothing_margin", "smoothing_margin_without_gain", "map_largest", "map_smallest",
     "attention_second", "head_step", "attention_step", "rest_step",
@@ -68,7 +71,9 @@ class Smoothing:
         dc_tokens: so many tokens of each of the first two documents for the leading eigenvector
             of a layer (the dear part); 0: none.
         carried: also carry the stream forward by attention alone.
-        longest: attention maps of more tokens are left out: their eigenvalues take too long.
+        longest: attention maps of more tokens are left out: they take too much memory.
+        sampled: (above, kept): of attention maps of more tokens than `above`, the eigenvalues are
+            those of `kept` of them, the first and random others, rows divided by what is left.
     """
 
     def __init__(
@@ -79,10 +84,11 @@ class Smoothing:
         layers: Span = None,
         dc_tokens: int = 0,
         carried: bool = False,
-        longest: int = MOST_TOKENS,
+        longest: int = LARGEST,
+        sampled: tuple[int, int] = (SAMPLED_ABOVE, SAMPLED_TOKENS),
     ) -> None:
         self.maps, self.layers, self.dc_tokens = maps, layers, dc_tokens
-        self.most = longest
+        self.most, self.sampled = longest, sampled
         self.heads = Tally(HEAD_QUANTITIES, seed=seed)
         self.steps = Tally(LAYER_QUANTITIES, seed=seed)
         self.shares = Tally(DC_QUANTITIES, seed=seed)
@@ -145,7 +151,7 @@ class Smoothing:
         if layer.stream_in is None or layer.stream_out is None or call.output is None:
             return "the residual stream is not seen here"
         if call.shape[2] > self.most:
-            return f"{call.shape[2]} tokens: more than {self.most} take too long"
+            return f"{call.shape[2]} tokens: more than {self.most} take too much memory"
         if call.module not in self.maps.found:
             return self.maps.missing.get(call.module, "no value-output map was found")
         if call.module not in self._spectra:
@@ -171,8 +177,9 @@ class Smoothing:
         scale = stream_scale(one, maps)
         residual = maps.joins != "replaces"
         uniform = uniform_spectrum(len(one.x), one.causal)
+        maps_of_heads = self._tokens_for_spectra(one)
         for head, mine in enumerate(spectra):
-            attention = attention_spectrum(one.attention[head].numpy())
+            attention = attention_spectrum(maps_of_heads[head].numpy())
             ours, plain, random = mine.compare(attention, scale, residual)
             place = (site, head)
             self.kinds.setdefault(place, Counter())[ours.kind] += 1
@@ -188,6 +195,22 @@ class Smoothing:
             values[len(HEADS) : -1, head] = (
                 random, radius, -radius, 0.5, random_asymmetry(one.x.shape[1]), *uniform,
             )  # fmt: skip
+
+    def _tokens_for_spectra(self, one: Document) -> Tensor:
+        """Attention among so many tokens as the eigenvalues may cost; causal maps whole."""
+        above, kept = self.sampled
+        tokens = len(one.x)
+        if tokens <= above or kept >= tokens or one.causal:
+            return one.attention
+        self.reasons["attention maps"] = (
+            f"of {tokens} tokens; eigenvalues are those of {kept} of them"
+        )
+        others = np.random.default_rng(one.number).choice(tokens - 1, kept - 1, replace=False)
+        index = np.sort(np.append(others + 1, 0))
+        part = one.attention[:, index][:, :, index]
+        total = part.sum(-1, keepdim=True)
+        # A row that looks at none of the kept tokens is taken to be even over them.
+        return (part / total).where(total > 0, 1 / kept)
 
     def _shares(self, site: str, one: Document, maps: ValueMaps) -> Array:
         """The constant share of the layer's leading eigenvector, on the first tokens."""
@@ -259,15 +282,20 @@ def smoothing_readings(
     """The cheap part of the prediction (`SHOWN`): spectra, margins, and what layers did.
 
     Reads the first `documents` of the batches, cut to `tokens` tokens each; images are read whole,
-    of large ones one only. Readings over (site, head) and (layer,), with intervals over documents
+    of large ones two (eigenvalues of attention
+    on `TOKENS` tokens). Readings over (site, head) and (layer,), with intervals over documents
     and nulls. Gives none where the model does not let itself be read this way.
     """
     try:
         whole = max(stack.length for stack in subject.layout(batches[0]).stacks)
         uncut = batches[0].valid is None and whole > LONG
-        parts = cut_all(subject, batches, 1 if uncut else documents, tokens)
+        if uncut:
+            documents = min(documents, 2 if whole <= LONGER else 1)
+        parts = cut_all(subject, batches, documents, tokens)
         maps = value_maps(subject, parts[0])
-        seen = Smoothing(maps, seed=seed, layers=layers, longest=LONGEST)
+        seen = Smoothing(
+            maps, seed=seed, layers=layers, longest=LONGEST, sampled=(LONG, TOKENS)
+        )
         for part in parts:
             watch(subject, part, seen.visit)
     except AttoscopeError:

@@ -16,6 +16,8 @@ from attoscope.prediction.agreement import Agreement, layer_means
 from attoscope.prediction.smoothing import Smoothing
 from attoscope.prediction.spectra import UNDECIDED
 
+# Which comparisons the verdict tells of.
+_SAID = (("heads", "the head's step"), ("layers", "attention's step"))
 KINDS = ("smooths", "sharpens", "inactive", "undecided")
 
 
@@ -165,14 +167,25 @@ def _happened(
             f"The whole model left them {change} ({start:.3g} to {end:.3g}); attention made them "
             f"{steps} of {len(mine)} layers"
         )
-    heads = next((a for a in agreement if a.places == "heads"), None)
-    if heads is not None and math.isfinite(heads.rank_correlation):
-        how = "better than" if heads.beyond_chance else "no better than"
-        text += (
-            f", and margins rank the heads' measured steps {how} chance "
-            f"(rank correlation {heads.rank_correlation:+.2f})"
-        )
-    return f"{text}."
+    ranked = "; ".join(
+        _ranked(one)
+        for one in agreement
+        if (one.places, one.measurement) in _SAID and one.prediction.endswith("margin")
+        if math.isfinite(one.rank_correlation)
+    )
+    return f"{text}, and margins rank what was measured, {ranked}." if ranked else f"{text}."
+
+
+def _ranked(one: Agreement) -> str:
+    """A rank correlation, and whether shuffled measurements reach it."""
+    low, high = one.rank_null
+    where = (
+        "above" if one.beyond_chance else "below" if one.rank_correlation < low else "within"
+    )
+    return (
+        f"over {one.count} {one.places}, with a rank correlation of {one.rank_correlation:+.2f} "
+        f"({where} the {low:+.2f} to {high:+.2f} of shuffled measurements)"
+    )
 
 
 def _counted(kinds: Mapping[str, int]) -> str:

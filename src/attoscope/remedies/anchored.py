@@ -18,7 +18,7 @@ from attoscope.remedies.kinds import (
     unique,
     weight_of,
 )
-from attoscope.remedies.places import Place, module_at
+from attoscope.remedies.places import Heads, Place, module_at
 from attoscope.remedies.scaled import look, mean_of
 from attoscope.remedies.stability import above, limits
 from attoscope.remedies.taps import Anchor, Remedy, Sample, output_of, running_again, value_of
@@ -233,7 +233,7 @@ class ValueResidual(Anchored):
             self.register_buffer("shares", numbers)
 
     def on_values(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        heads = self.place.heads
+        heads: Heads = self.place.heads
         values = heads.own(output)
         first = self.first(values)
         if first is None:

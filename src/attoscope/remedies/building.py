@@ -8,9 +8,13 @@ from typing import Any
 from torch import nn
 
 from attoscope.errors import AttoscopeError
+from attoscope.remedies.admin import AdminKind
 from attoscope.remedies.anchored import NeutrenoKind, ValueResidualKind
-from attoscope.remedies.kinds import Built, Kind
-from attoscope.remedies.places import Place, module_at
+from attoscope.remedies.deepnet import DeepNetKind
+from attoscope.remedies.deepscalelm import DeepScaleKind
+from attoscope.remedies.gaussian import GaussianKind
+from attoscope.remedies.kinds import Built, Kind, openers
+from attoscope.remedies.places import module_at
 from attoscope.remedies.scaled import AttnScaleKind, CentredKind, FeatScaleKind
 from attoscope.remedies.spectral import SpectralKind
 from attoscope.remedies.splitting import Split
@@ -18,7 +22,7 @@ from attoscope.remedies.treatment import RECORD, Change, Treatment, hold
 
 _KINDS: tuple[Kind, ...] = (
     NeutrenoKind(), ValueResidualKind(), AttnScaleKind(), CentredKind(), FeatScaleKind(),
-    SpectralKind(),
+    SpectralKind(), AdminKind(), DeepNetKind(), GaussianKind(), DeepScaleKind(),
 )  # fmt: skip
 REMEDIES: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
@@ -29,7 +33,7 @@ class Plan:
 
     remedy: str
     options: dict[str, Any]
-    places: tuple[Place, ...]
+    places: tuple[Any, ...]
     layers: int
     split: tuple[str, ...] = ()
 
@@ -65,8 +69,12 @@ def apply_plan(
     """
     _refuse_twice(model, plan)
     kind = REMEDIES[plan.remedy]
-    built = kind.build(model, list(plan.places), plan.options)
-    back = kind.initialise(model, list(plan.places), plan.options) if fresh else None
+    back = kind.initialise(model, list(plan.places), plan.options) if fresh else _nothing
+    try:
+        built = kind.build(model, list(plan.places), plan.options)
+    except BaseException:
+        back()
+        raise
     record = plan.record()
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "to_dict"):
@@ -74,8 +82,7 @@ def apply_plan(
 
     def undo() -> None:
         built.undo()
-        if back is not None:
-            back()
+        back()
         split.undo()
 
     def fold() -> None:
@@ -83,21 +90,30 @@ def apply_plan(
         built.fold()
         split.undo()
 
+    partial = kind.anchored and len(plan.places) < plan.layers
+    anchors = len(openers(list(plan.places))) if partial else 0
     treatment = Treatment(
         model=model,
         remedy=plan.remedy,
         options=plan.options,
         changed=_changes(model, built),
         notes=(*split.notes, *built.notes, *notes),
-        layers=(len(plan.places), plan.layers),
+        layers=(len(plan.places) - anchors, plan.layers),
+        anchors=anchors,
         record=record,
         modules=tuple(module for _, module, _ in built.modules),
         counted=kind.counted,
         _undo=undo,
         _fold=None if built.fold is None else fold,
+        handles=tuple(built.handles),
+        backs=tuple(split.backs),
     )
     hold(model, treatment)
     return treatment
+
+
+def _nothing() -> None:
+    """The way back of what changed no weights."""
 
 
 def _changes(model: nn.Module, built: Built) -> tuple[Change, ...]:

@@ -21,7 +21,7 @@ from attoscope.trace import AttentionCall, Batch, Layer, Subject, watch
 class Found:
     """The self-attention calls of a model that can be treated, and notes on what is left alone."""
 
-    places: list[Place] = field(default_factory=list)
+    places: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -144,6 +144,11 @@ def _value_map(call: AttentionCall, where: str, maps: _Maps) -> tuple[str, Heads
     """The map that wrote the values, how its columns are laid out, and whether time is first."""
     assert call.value is not None
     value = call.value.transpose(1, 2)  # (batch, token, value head, size)
+    if not bool(value.any()):
+        raise AttoscopeError(
+            f"{where}: all its values are 0, so the map that they come from cannot be told; "
+            "expected value weights other than 0"
+        )
     for name, wrote in reversed(maps.wrote):
         for flipped in (False, True):
             lead = wrote.shape[:2][::-1] if flipped else wrote.shape[:2]
@@ -164,13 +169,15 @@ def _heads(rows: Tensor, value: Tensor, heads: int) -> Heads | None:
     """The layout under which columns of `rows` are the values, or None. A column is compared whole,
     so that chance equality is out of the question."""
     groups, size = value.shape[2:]
-    starts = []
+    starts: list[int] = []
     for group in range(groups):
         same = (rows == value[:, :, group, :1]).all(0).all(0).nonzero()[:, 0].tolist()
         hits = [s for s in same if torch.equal(rows[..., s : s + size], value[:, :, group])]
         if not hits:
             return None
-        starts.append(hits[0])
+        # Heads with equal values lie side by side; one that the model repeats is there once.
+        end = starts[-1] + size if starts else 0
+        starts.append(next((s for s in hits if s >= end), hits[0]))
     # Values that the model has itself repeated to the query heads.
     distinct = list(dict.fromkeys(starts))
     repeat = groups // len(distinct)

@@ -7,21 +7,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
 from attoscope.remedies.finding import Found, find_places
-from attoscope.remedies.places import Place, module_at
+from attoscope.remedies.places import Place, Spot, module_at
 from attoscope.remedies.probe import with_padding
 from attoscope.remedies.taps import PREFIX, Remedy, value_of
 from attoscope.trace import Batch, Subject
+
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(slots=True)
 class Built:
     """A remedy in a model: the module of each place, what it does there, and the way back."""
 
-    modules: list[tuple[Place, nn.Module, str]] = field(default_factory=list)
+    modules: list[tuple[Spot, nn.Module, str]] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     undo: Callable[[], None] = lambda: None
@@ -85,22 +88,39 @@ class Kind:
 def check_number(name: str, value: Any, low: float = -math.inf) -> None:
     """A finite number from `low` on, or a sentence."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < low:
+    # Whole numbers may be too large for any float: these are compared as they are.
+    if not number or not -LARGEST <= value <= LARGEST or value < low:
         expected = "a finite number" if low == -math.inf else f"a finite number from {low:g} on"
-        raise AttoscopeError(f"{name}: got {value!r}; expected {expected}")
+        raise AttoscopeError(f"{name}: got {_short(value)}; expected {expected}")
+
+
+def check_seed(name: str, value: Any) -> None:
+    """A whole number that torch takes for a seed, or a sentence."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 0 <= value < 2**62:
+        raise AttoscopeError(
+            f"{name}: got {_short(value)}; expected a whole number from 0 on, below 2^62"
+        )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return "a whole number of more than 38 digits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """One of the names, or a sentence."""
-    if value not in choices:
+    if not isinstance(value, str | bool | int | float) or value not in choices:
         raise AttoscopeError(
-            f"{name}: got {value!r}; expected one of {', '.join(map(str, choices))}"
+            f"{name}: got {_short(value)}; expected one of {', '.join(map(str, choices))}"
         )
 
 
-def openers(places: list[Place]) -> dict[str, Place]:
+def openers(places: list[Any]) -> dict[str, Any]:
     """The first place of every stack."""
-    first: dict[str, Place] = {}
+    first: dict[str, Any] = {}
     for place in places:
         first.setdefault(place.stack, place)
     return first
@@ -121,7 +141,7 @@ def weight_of(model: nn.Module, place: Place) -> Tensor:
     return weight
 
 
-def seat(model: nn.Module, place: Place, remedy: nn.Module, kind: str) -> str:
+def seat(model: nn.Module, place: Spot, remedy: nn.Module, kind: str) -> str:
     """Register a remedy in its attention module; gives the name that it got there."""
     attention = module_at(model, place.attention)
     name, number = f"{PREFIX}{kind}", 1

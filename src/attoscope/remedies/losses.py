@@ -9,10 +9,11 @@ Diversity" (Chen et al., arXiv 2203.06345, "Diverse-ViT"). All take content toke
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from attoscope.errors import AttoscopeError
@@ -20,7 +21,7 @@ from attoscope.errors import AttoscopeError
 
 def cosine_loss(
     tokens: Float[Tensor, "batch token width"],
-    valid: Bool[Tensor, "mask_batch mask_token"] | None = None,
+    valid: Shaped[Tensor, ...] | None = None,
     *,
     absolute: bool = True,
     diagonal: bool = False,
@@ -30,16 +31,18 @@ def cosine_loss(
     In [0, 1]; without `absolute` signed, in [-1/(n-1), 1]. 1 says that all tokens lie on one line
     (signed: that they point the same way). With `diagonal` the mean is over all n^2 pairs, as
     Diverse-ViT has it (signed): `((n-1) c + 1)/n`. `tokens` are those of the last block. Tokens
-    that are 0 or not `valid` are left out, and so are sequences with fewer than two tokens.
+    that are 0 or not `valid` (a flag per token, or a mask of 0 and 1) are left out, and so
+    are sequences with fewer than two tokens.
 
     Costs an n × n matrix per sequence; the signed form costs O(n d). What it cannot do: where all
     tokens are equal its gradient is 0, so it prevents collapse and does not undo it. The signed
     form is also low where tokens lie on one line with mixed signs. Alike is not bad by itself: a
     classifier that averages tokens wants some of it.
 
-    Raises AttoscopeError where no sequence has two tokens.
+    Raises AttoscopeError where no sequence has two tokens, or `tokens` and `valid` are not such.
     """
-    here = _valid(tokens, valid)
+    check_tokens("tokens", tokens)
+    here = valid_tokens(tokens, valid)
     with torch.autocast(tokens.device.type, enabled=False):
         x = _full(tokens)
         here = here & (x != 0).any(-1)
@@ -59,7 +62,7 @@ def cosine_loss(
 def patch_contrastive_loss(
     last: Float[Tensor, "batch token width"],
     first: Float[Tensor, "first_batch first_token first_width"],
-    valid: Bool[Tensor, "mask_batch mask_token"] | None = None,
+    valid: Shaped[Tensor, ...] | None = None,
     *,
     normalise: bool = True,
     include_self: bool = True,
@@ -81,7 +84,7 @@ def patch_contrastive_loss(
     Raises AttoscopeError where no sequence has two tokens, or the two shapes differ.
     """
     _same_shape(last, first)
-    here = _valid(last, valid)
+    here = valid_tokens(last, valid)
     with torch.autocast(last.device.type, enabled=False):
         h, e = _full(last), _full(first.detach() if detach else first)
         if normalise:
@@ -158,18 +161,47 @@ def _unit(x: Tensor, here: Tensor) -> Tensor:
     return torch.where(real, unit, 0.0)
 
 
-def _valid(tokens: Tensor, valid: Tensor | None) -> Tensor:
+def check_tokens(name: str, tokens: Any) -> None:
+    """A sentence for what is no tensor of numbers, (batch, token, width)."""
+    if not isinstance(tokens, Tensor):
+        found = type(tokens).__name__
+    elif tokens.dim() != 3:
+        found = f"shape {tuple(tokens.shape)}"
+    elif not tokens.is_floating_point():
+        found = str(tokens.dtype)
+    else:
+        return
+    raise AttoscopeError(
+        f"{name}: got {found}; expected a tensor of floating-point numbers of shape (batch, token, "
+        "width): the stream after a block, as BlockTokens gives it"
+    )
+
+
+def valid_tokens(tokens: Tensor, valid: Any) -> Bool[Tensor, "batch token"]:
+    """A flag per token, from booleans or a mask of 0 and 1; all of them where it is None."""
     if valid is None:
         return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    if not isinstance(valid, Tensor):
+        raise AttoscopeError(
+            f"valid: got {type(valid).__name__}; expected a tensor with one flag per token, as an "
+            "attention mask"
+        )
     if valid.shape != tokens.shape[:2]:
         raise AttoscopeError(
             f"valid: got shape {tuple(valid.shape)} for tokens of {tuple(tokens.shape)}; expected "
             "one flag per token: leave [CLS] out of both"
         )
-    return valid.to(tokens.device)
+    if valid.dtype != torch.bool and not bool(((valid == 0) | (valid == 1)).all()):
+        raise AttoscopeError(
+            f"valid: got {valid.dtype} with numbers other than 0 and 1; expected a flag per token: "
+            "1 or True for content, 0 or False for padding"
+        )
+    return valid.to(tokens.device).bool()
 
 
-def _same_shape(last: Tensor, first: Tensor) -> None:
+def _same_shape(last: Any, first: Any) -> None:
+    check_tokens("last", last)
+    check_tokens("first", first)
     if last.shape != first.shape:
         raise AttoscopeError(
             f"first: got shape {tuple(first.shape)} beside last tokens of {tuple(last.shape)}; "

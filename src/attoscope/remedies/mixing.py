@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from attoscope.errors import AttoscopeError
+from attoscope.remedies.losses import check_tokens, valid_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def cutmix_on_patch_grid(
 def patch_mixing_loss(
     logits: Float[Tensor, "batch patch class"],
     labels: Float[Tensor, "batch patch class"],
-    valid: Bool[Tensor, "batch patch"] | None = None,
+    valid: Shaped[Tensor, ...] | None = None,
 ) -> Float[Tensor, ""]:
     """Cross-entropy of each patch with the label of its own source image, in nats.
 
@@ -105,10 +106,13 @@ def patch_mixing_loss(
 
     Raises AttoscopeError where no patch is valid.
     """
+    check_tokens("logits", logits)
+    check_tokens("labels", labels)
     with torch.autocast(logits.device.type, enabled=False):
         each = -(labels * _log_softmax(logits)).sum(-1)
     if valid is None:
         return each.mean()
+    valid = valid_tokens(logits, valid)
     count = valid.sum(1)
     if not bool((count > 0).any()):
         raise AttoscopeError(
@@ -134,6 +138,7 @@ def region_mixing_loss(
 
     Raises AttoscopeError where there are not as many patches as the grid has.
     """
+    check_tokens("patches", patches)
     if patches.shape[1] != len(mixed.own):
         raise AttoscopeError(
             f"patches: got {patches.shape[1]} for a grid of {len(mixed.own)}; expected one token "

@@ -8,7 +8,7 @@ outputs. A model in which something stands between them and the kernel is refuse
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,31 @@ from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
 from attoscope.remedies.visible import Sees
+
+
+@runtime_checkable
+class Spot(Protocol):
+    """Where a remedy acts: a layer of a stack, the module that the remedy sits in (`attention`),
+    and the modules that tell it from others (`value`, `output`), by dotted name."""
+
+    @property
+    def stack(self) -> str: ...
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def attention(self) -> str: ...
+
+    @property
+    def value(self) -> str: ...
+
+    @property
+    def output(self) -> str: ...
+
+    def record(self) -> dict[str, Any]:
+        """It as plain data."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

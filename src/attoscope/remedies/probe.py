@@ -35,6 +35,12 @@ def made_up(subject: Subject) -> dict[str, Tensor]:
         return {"pixel_values": torch.randn(2, channels, height, width, generator=generator)}
     words = getattr(config, "vocab_size", None)
     if kind != "input_ids" or not isinstance(words, int):
+        if config is not None and kind is not None:
+            raise AttoscopeError(
+                f"data: none was given, and inputs are made up only for models that read token ids "
+                f"or pixels and nothing else, which is not known of {subject.name}; give a batch "
+                "that it reads, as data"
+            )
         raise AttoscopeError(
             f"data: none was given and {subject.name} has no configuration to make inputs up from; "
             "give a batch that it reads, as data"

@@ -49,7 +49,7 @@ def look(
     remedy: Remedy, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Seen:
     """What this call of an attention module may see; a sentence where a cache holds part of it."""
-    place = remedy.place
+    place: Place = remedy.place
     past = past_tokens(args, kwargs, int(getattr(module, "layer_idx", None) or place.layer))
     if past:
         raise AttoscopeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from attoscope.errors import AttoscopeError
-from attoscope.remedies.kinds import Built, Kind, check_choice, seat, unique
+from attoscope.remedies.kinds import Built, Kind, check_choice, check_seed, seat, unique
 from attoscope.remedies.places import Place, module_at
 from attoscope.remedies.taps import output_of, value_of
 
@@ -166,13 +167,16 @@ class SpectralKind(Kind):
         check_choice("mode", options["mode"], ("sharpen", "smooth"))
         check_choice("clip", options["clip"], ("linear", "square"))
         check_choice("start", options["start"], ("nearest", "random"))
+        check_seed("seed", options["seed"])
 
     def build(self, model: nn.Module, places: list[Place], options: dict[str, Any]) -> Built:
         made = [(place, _shared(model, place, options)) for place, _ in unique(places)]
-        built, backs = Built(), []
+        built = Built()
+        backs: list[_Left] = []
         for place, shared in made:
             name = seat(model, place, shared, self.name)
             backs.append(_parametrize(model, place, shared, name))
+            built.handles += backs[-1].handles
             sign = "[-1, 0]" if options["mode"] == "sharpen" else "[0, 1]"
             built.modules.append((place, shared, f"eigenvalues of value x output in {sign}"))
         if any(_biased(model, place) for place, _ in made):
@@ -183,7 +187,7 @@ class SpectralKind(Kind):
 
         def leave(folded: bool) -> None:
             for back in backs:
-                back(folded)
+                back.leave(folded)
 
         built.undo, built.fold = lambda: leave(False), lambda: leave(True)
         return built
@@ -240,33 +244,54 @@ def _start(shared: Spectral, value: Tensor, output: Tensor, options: dict[str, A
     shared.psi.copy_(size if shared.clip == "linear" else size.clamp(min=LEAST).sqrt())
 
 
-def _parametrize(model: nn.Module, place: Place, shared: Spectral, name: str) -> Any:
-    """Remake both weights from the shared numbers; gives the way back (True: folded)."""
-    attention = module_at(model, place.attention)
-    before = []
+@dataclass(slots=True)
+class Remade:
+    """A module whose weight is remade; `remove` gives it its own again."""
+
+    module: nn.Module
+    trained: bool
+    order: list[str]
+
+    def remove(self) -> nn.Parameter:
+        """The module's own weight, in its former place."""
+        weight = _plain_again(self.module, self.order)
+        weight.requires_grad_(self.trained)
+        return weight
+
+
+@dataclass(slots=True)
+class _Left:
+    """The way back for one place."""
+
+    attention: nn.Module
+    name: str
+    handles: list[Remade]
+
+    def leave(self, folded: bool) -> None:
+        made = [_detached(handle.module) for handle in self.handles] if folded else []
+        for at, handle in enumerate(self.handles):
+            weight = handle.remove()
+            if folded:
+                with torch.no_grad():
+                    weight.copy_(made[at])
+        del self.attention._modules[self.name]
+
+
+def _parametrize(model: nn.Module, place: Place, shared: Spectral, name: str) -> _Left:
+    """Remake both weights from the shared numbers; gives the way back."""
+    handles = []
     for module, part in (
         (value_of(model, place), ValuePart),
         (output_of(model, place), OutputPart),
     ):
         original, transposed = row_map(module)
-        before.append((module, original.requires_grad, list(module._parameters)))
+        handles.append(Remade(module, original.requires_grad, list(module._parameters)))
         # A weight that is remade whole has nothing left to train.
         if part is OutputPart or original.numel() == shared.theta.numel():
             original.requires_grad_(False)
         made = part(shared, transposed).train(module.training)
         parametrize.register_parametrization(module, "weight", made, unsafe=True)
-
-    def leave(folded: bool) -> None:
-        made = [_detached(module) for module, _, _ in before] if folded else []
-        for at, (module, flag, order) in enumerate(before):
-            weight = _plain_again(module, order)
-            weight.requires_grad_(flag)
-            if folded:
-                with torch.no_grad():
-                    weight.copy_(made[at])
-        del attention._modules[name]
-
-    return leave
+    return _Left(module_at(model, place.attention), name, handles)
 
 
 def _detached(module: nn.Module) -> Tensor:

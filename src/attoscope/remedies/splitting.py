@@ -6,7 +6,6 @@ over it on a fast path. The module here computes the same from four linear maps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,20 +65,25 @@ class SplitAttention(nn.MultiheadAttention):
         q, k, v = (self.query(query), self.key(key), self.value(value))
         q, k, v = (self._heads(x) for x in (q, k, v))
         mask = _merged(key_padding_mask, attn_mask, q)
-        dropout = self.dropout if self.training else 0.0
-        weights = None
-        if need_weights:
-            scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
-            weights = F.softmax(scores if mask is None else scores + mask, -1)
-            weights = F.dropout(weights, dropout) if dropout else weights
-            output = weights @ v
+        output, weights = self._attend(q, k, v, mask, need_weights)
+        if weights is not None:
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights[0] if unbatched else weights
-        else:
-            output = F.scaled_dot_product_attention(q, k, v, mask, dropout)
         output = output.permute(0, 2, 1, 3) if self.batch_first else output.permute(2, 0, 1, 3)
         output = self.out_proj(output.flatten(2))
         return output.squeeze(0 if self.batch_first else 1) if unbatched else output, weights
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs, and the weights where they are asked for."""
+        dropout = self.dropout if self.training else 0.0
+        if not need_weights:
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout), None
+        scores = (q * self.head_dim**-0.5) @ k.transpose(-2, -1)
+        weights = F.softmax(scores if mask is None else scores + mask, -1)
+        weights = F.dropout(weights, dropout) if dropout else weights
+        return weights @ v, weights
 
     def _heads(self, projected: Tensor) -> Tensor:
         parts: Tensor = projected.unflatten(-1, (self.num_heads, self.head_dim))
@@ -139,12 +143,48 @@ class Split:
 
     names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    backs: list[Callable[[], None]] = field(default_factory=list)
+    backs: list[Back] = field(default_factory=list)
 
     def undo(self) -> None:
         """Put the modules back that no other treatment needs, weights copied."""
         while self.backs:
-            self.backs.pop()()
+            self.backs.pop().remove()
+
+
+@dataclass(slots=True)
+class Back:
+    """The way back for one replaced module; a copy of the model has one of its own."""
+
+    ours: SplitAttention
+    holder: nn.Module
+    child: str
+    nests: tuple[nn.Module, ...]
+
+    def remove(self) -> None:
+        """Put the fused module back, weights copied, where no other treatment needs the split."""
+        self.ours.users -= 1
+        if self.ours.users:
+            return
+        source = self.ours.source[0] if self.ours.source else _fused(self.ours)
+        self.ours.write_back(source)
+        self.holder._modules[self.child] = source
+        for encoder in self.nests:
+            if not any(isinstance(m, SplitAttention) for m in encoder.modules()):
+                encoder.use_nested_tensor = True  # type: ignore[assignment]
+
+
+def _fused(ours: SplitAttention) -> nn.MultiheadAttention:
+    """A fused module for a copy, which has not kept the one that it was made from."""
+    weight, bias = ours.query.weight, ours.query.bias
+    made = nn.MultiheadAttention(
+        ours.embed_dim, ours.num_heads, ours.dropout, bias is not None,
+        batch_first=ours.batch_first, device=weight.device, dtype=weight.dtype,
+    )  # fmt: skip
+    made.in_proj_weight.requires_grad_(weight.requires_grad)
+    if bias is not None:
+        made.in_proj_bias.requires_grad_(bias.requires_grad)
+    made.out_proj = ours.out_proj
+    return made
 
 
 def split_attention(subject: Subject, batch: Batch) -> Split:
@@ -195,23 +235,17 @@ def _replace(model: nn.Module, name: str, split: Split) -> bool:
         if isinstance(source, nn.MultiheadAttention) and fresh
         else source
     )
-    assert isinstance(ours, SplitAttention)
+    if not isinstance(ours, SplitAttention):
+        raise AttoscopeError(
+            f"{name}: got a {type(ours).__name__}; expected an nn.MultiheadAttention, the one that "
+            "the treatment was made for"
+        )
     holder = module_at(model, parent)
     if fresh:
         holder._modules[child] = ours
         ours.nests = _without_nesting(model, name)
     ours.users += 1
-
-    def back() -> None:
-        ours.users -= 1
-        if ours.users == 0:
-            ours.write_back(ours.source[0])
-            holder._modules[child] = ours.source[0]
-            for encoder in ours.nests:
-                if not any(isinstance(m, SplitAttention) for m in encoder.modules()):
-                    encoder.use_nested_tensor = True  # type: ignore[assignment]
-
-    split.backs.append(back)
+    split.backs.append(Back(ours, holder, child, ours.nests))
     return fresh
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
-from attoscope.remedies.places import Place, module_at
+from attoscope.remedies.places import Place, Spot, module_at
 
 PREFIX = "attoscope_"
 
@@ -29,9 +29,9 @@ class Remedy(nn.Module):
     transient: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Spot) -> None:
         super().__init__()
-        self.place = place
+        self.place: Any = place
         for name in self.transient:
             setattr(self, name, None)
 

@@ -43,8 +43,13 @@ class BlockTokens:
             raise AttoscopeError(
                 f"model: got a {type(model).__name__}; expected the torch module that is trained"
             )
-        if skip < 0:
-            raise AttoscopeError(f"skip: got {skip}; expected a number of tokens from 0 on")
+        if not any(True for _ in model.children()):
+            raise AttoscopeError(
+                f"model: got a {type(model).__name__} without any module in it; expected a model "
+                "that has attention blocks"
+            )
+        if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
+            raise AttoscopeError(f"skip: got {skip!r}; expected a number of tokens from 0 on")
         self.model, self.skip, self.stack = model, skip, stack
         self._time_first = False
         self._found = self._busy = self._gradients = False
@@ -63,6 +68,10 @@ class BlockTokens:
     def last(self) -> Float[Tensor, "batch token width"]:
         """Content tokens after the last block, of the latest pass."""
         return self._content(self._last)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy of the model, whose hooks are those of a copy of this: without the tokens."""
+        return self.__dict__ | {"_first": None, "_last": None}
 
     def close(self) -> None:
         """Remove all hooks and forget the tokens."""

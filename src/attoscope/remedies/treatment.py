@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -28,14 +28,10 @@ class Change:
 
 
 class _Held:
-    """The treatments of a model, kept with it. A copy of the model holds none: they lead back to
-    the modules of the first."""
+    """The treatments of a model, kept with it and copied with it."""
 
     def __init__(self) -> None:
         self.treatments: list[Treatment] = []
-
-    def __reduce__(self) -> tuple[type[_Held], tuple[()]]:
-        return _Held, ()
 
 
 def hold(model: nn.Module, treatment: Treatment) -> None:
@@ -44,18 +40,20 @@ def hold(model: nn.Module, treatment: Treatment) -> None:
 
 
 def treatments_of(model: nn.Module) -> tuple[Treatment, ...]:
-    """The treatments in a model now, first applied first; a copy of a model has none of its own."""
+    """The treatments in a model now, first applied first; a copy of a model has its own."""
     held = model.__dict__.get(_HELD)
     return () if held is None else tuple(held.treatments)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Treatment:
     """A remedy applied to a live model.
 
     `changed` lists every module touched, `layers` how many attention layers (or residual
-    additions: `counted`) that makes and of how many, `notes` what was left alone and what to know, `options`
-    what the remedy was given. `str` says it all in words. Made by `attoscope.treat`.
+    additions: `counted`) that makes and of how many, `notes` what was left alone and what to
+    know, `options` what the remedy was given. Where only some layers are treated, a first layer
+    that does no more than give its values to the others is not counted. `str` says it all in words.
+    Made by `attoscope.treat`.
     """
 
     model: nn.Module
@@ -64,12 +62,18 @@ class Treatment:
     changed: tuple[Change, ...]
     notes: tuple[str, ...]
     layers: tuple[int, int]
-    record: dict[str, Any] = field(repr=False)
-    modules: tuple[nn.Module, ...] = field(repr=False)
-    _undo: Callable[[], None] = field(repr=False)
-    _fold: Callable[[], None] | None = field(default=None, repr=False)
+    record: dict[str, Any]
+    modules: tuple[nn.Module, ...]
+    _undo: Callable[[], None] | None
+    _fold: Callable[[], None] | None = None
     counted: str = "attention layers"
     active: bool = True
+    # What a copy is undone with: hooks and other changes, and replaced attention modules.
+    handles: tuple[Any, ...] = ()
+    backs: tuple[Any, ...] = ()
+    copied: bool = False
+    # First layers that only give the others their values, and are not in `layers`.
+    anchors: int = 0
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the remedy brought in, each once; none for a remedy without any."""
@@ -82,11 +86,30 @@ class Treatment:
         """Take the remedy out: the very parameters of before, no hook left.
 
         What was trained meanwhile in the model's own parameters stays. Treatments of one model may
-        be undone in any order. Raises `AttoscopeError` when it was undone or folded before.
+        be undone in any order. In a copy of a model (`copy.deepcopy`, `pickle`, `torch.save`) the
+        remedy is taken out of the copy alone; weights that it drew anew stay, as the former ones
+        are with the first model. Raises `AttoscopeError` when it was undone or folded before.
         """
         self._need_active()
-        self._undo()
+        if self._undo is None:
+            self._undo_copy()
+        else:
+            self._undo()
         self._forget()
+
+    def _undo_copy(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        ours = {id(module) for module in self.modules}
+        for parent in list(self.model.modules()):
+            for name in [n for n, m in parent._modules.items() if id(m) in ours]:
+                del parent._modules[name]
+        for back in reversed(self.backs):
+            back.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy: functions that lead back to the first model's modules stay behind."""
+        return self.__dict__ | {"_undo": None, "_fold": None, "copied": True}
 
     def fold(self) -> None:
         """Write the remedy into the model's own weights, and take its modules out.
@@ -95,10 +118,17 @@ class Treatment:
         that no weights can express (all but "spectral" and those that scale residual additions).
         """
         self._need_active()
+        if self._fold is None and self.copied:
+            raise AttoscopeError(
+                f"fold: got the remedy {self.remedy!r} in a copy of the model that was treated, "
+                "which can only be undone; fold the first one before it is copied, or save the "
+                "copy with save_pretrained and fold what load_treated gives"
+            )
         if self._fold is None:
             raise AttoscopeError(
                 f"fold: got the remedy {self.remedy!r}, which no weights of the plain model can "
-                "express; expected 'spectral', 'admin' or 'deepnet'; save the treated model with save_pretrained instead"
+                "express; expected 'spectral', 'admin', 'deepnet' or 'deepscalelm'; save the "
+                "treated model with save_pretrained instead"
             )
         self._fold()
         self._forget()
@@ -117,17 +147,26 @@ class Treatment:
         if not held:
             del self.model.__dict__[_HELD]
         config = getattr(self.model, "config", None)
-        kept = [r for r in getattr(config, RECORD, None) or () if r is not self.record]
+        kept = [r for r in getattr(config, RECORD, None) or () if r != self.record]
         if config is not None and hasattr(config, RECORD):
             if kept:
                 setattr(config, RECORD, kept)
             else:
                 delattr(config, RECORD)
 
-    def __str__(self) -> str:
+    def _head(self) -> str:
+        """One line: the remedy, its options, and where it acts."""
         options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        head = f"{self.remedy}({options}): {self.layers[0]} of {self.layers[1]} {self.counted}"
-        lines = [head + ("" if self.active else " (no longer in the model)")]
+        treated, there = self.layers
+        head = f"{self.remedy}({options}): {treated} of {there} {self.counted}"
+        return head + (", anchored in layer 0" if self.anchors else "")
+
+    def __repr__(self) -> str:
+        gone = "" if self.active else " (no longer in the model)"
+        return f"<Treatment of {type(self.model).__name__}: {self._head()}{gone}>"
+
+    def __str__(self) -> str:
+        lines = [self._head() + ("" if self.active else " (no longer in the model)")]
         lines += [f"  {change}" for change in self.changed]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

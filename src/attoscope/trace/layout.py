@@ -19,7 +19,13 @@ from attoscope.errors import AttoscopeError
 from attoscope.trace.capture import capturing
 from attoscope.trace.frames import Frame, framed
 from attoscope.trace.merge import are_heads
-from attoscope.trace.missed import Seen, nothing_found, plain_layers, refuse_missed
+from attoscope.trace.missed import (
+    Seen,
+    nothing_found,
+    plain_layers,
+    refuse_kernels,
+    refuse_missed,
+)
 from attoscope.trace.rows import allowed_rows
 from attoscope.trace.types import AttentionCall
 
@@ -92,6 +98,7 @@ def survey(model: nn.Module, run: Any, batch: int, ignore: tuple[str, ...] = ())
     Modules whose name starts with one of `ignore` may stay unwatched: use it for attention that
     is not softmax attention.
     """
+    refuse_kernels(model)
     seen: list[Seen] = []
     entered: list[Frame] = []
 

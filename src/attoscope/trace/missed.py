@@ -29,6 +29,18 @@ class Seen:
     route: str
 
 
+def refuse_kernels(model: nn.Module) -> None:
+    """An error for attention that says of itself that it has no softmax (`softmax_free`)."""
+    for name, module in model.named_modules():
+        kernel = getattr(type(module), "softmax_free", None)
+        if kernel is not None:
+            raise AttoscopeError(
+                f"{name.rpartition('.')[0] or 'the model'}: attends with a {kernel} kernel, which "
+                "has no softmax and so cannot be read: attoscope's trace sees softmax attention "
+                "alone; undo the treatment first"
+            )
+
+
 def plain_layers(
     entered: list[Frame],
     seen: list[Seen],

@@ -29,6 +29,7 @@ def from_mapping(
         )
     documents = axes[0].shape[0]
     ids = tensors.get("input_ids")
+    _check_mask(ids, tensors.get("attention_mask"))
     if isinstance(ids, Tensor) and "attention_mask" not in tensors:
         tensors["attention_mask"] = torch.ones_like(ids)
     tensors = _right_padded(tensors)
@@ -69,6 +70,17 @@ def _with_batch_axis(tensors: dict[str, Any]) -> None:
         for name, value in tensors.items():
             if isinstance(value, Tensor) and value.shape == ids.shape:
                 tensors[name] = value[None]
+
+
+def _check_mask(ids: Any, mask: Any) -> None:
+    """A mask over tokens has the shape of the ids; those of pairs of tokens have more axes."""
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or mask.dim() > 2:
+        return
+    if mask.shape != ids.shape:
+        raise AttoscopeError(
+            f"data: got an attention_mask of shape {tuple(mask.shape)} beside input_ids of shape "
+            f"{tuple(ids.shape)}; expected the same shape, 1 at each token that counts"
+        )
 
 
 def _right_padded(tensors: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attoscope.errors import AttoscopeError
 from attoscope.trace.frames import VisitorError, undisturbed
 from attoscope.trace.layout import Layout, puts_time_first, queries_of_first_call, survey
+from attoscope.trace.missed import refuse_kernels
 from attoscope.trace.types import Batch
 
 Feed = Callable[[nn.Module, Any], Any]
@@ -115,6 +116,7 @@ class Subject:
 
     def layout(self, batch: Batch) -> Layout:
         """The model's stacks, found once, by running on a small part of the first batch."""
+        refuse_kernels(self.model)  # also one that was put in after the survey
         if self._layout is None:
             small = head_of(batch)
             with undisturbed(self.model):

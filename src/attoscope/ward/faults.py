@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
-from attoscope.trace import AttentionCall, Batch, Layer, Subject, watch
+from attoscope.trace import AttentionCall, Batch, Layer, Subject, batches, watch
 from attoscope.trace.projections import projections
 from attoscope.trace.subject import head_of
 
@@ -213,16 +213,19 @@ FAULTS: dict[str, Fault] = {
 
 @contextmanager
 def broken(
-    subject: Subject, batch: Batch, fault: Fault | str, layers: tuple[int, ...], head: int = 0
+    subject: Subject, batch: Any, fault: Fault | str, layers: tuple[int, ...], head: int = 0
 ) -> Iterator[Subject]:
     """The same subject with a fault at `layers` (and `head`); whole again after the block.
 
-    `batch` is anything that the model reads: it is run on a little of it to find its parts.
+    `batch` is a `Batch`, or texts, ids or images as for `attoscope.trace.batches`: the subject is
+    run on a little of it to find its parts.
     Raises `AttoscopeError` when there is no such fault or layer.
     """
     chosen = FAULTS.get(fault) if isinstance(fault, str) else fault
     if chosen is None:
         raise AttoscopeError(f"fault: got {fault!r}; expected one of {', '.join(FAULTS)}")
+    if not isinstance(batch, Batch):
+        batch = next(batches(subject, batch))
     with ExitStack() as undo:
         patient = _Patient(subject, batch, undo)
         unknown = [layer for layer in layers if layer not in patient.modules]

@@ -71,7 +71,7 @@ def _grid() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return nodes[:, None], nodes[None, :], weights[:, None] * weights[None, :]
 
 
-def curve_moments(name: str, variance: float, r: Float[np.ndarray, "..."]) -> CurveMoments:
+def curve_moments(name: str, variance: float, r: Float[np.ndarray, "*shape"]) -> CurveMoments:
     """The moments of a known activation, at correlations r from -1 to 1 of any shape.
 
     "relu" in closed form; others by Gauss-Hermite quadrature (40 x 40 nodes) at 17 correlations,

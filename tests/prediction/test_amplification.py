@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import attoscope
 from attoscope import AttoscopeError
-from attoscope.prediction import amplification as module
-from attoscope.prediction.amplification import (
+from attoscope.prediction import amplifying as module
+from attoscope.prediction.amplifying import (
     Amplification,
     Dependency,
     amplification,

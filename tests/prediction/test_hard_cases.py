@@ -156,6 +156,6 @@ def test_over_smoothing_leads_to_the_spectra_of_its_layers() -> None:
     book = Book({"cosine": cosine, "smoothing_margin": margin}, {}, {})
     text = by_their_spectra(book, (2, 3))
     assert text.startswith("By their spectra 2 of the 4 heads of these layers smooth")
-    assert text.index("layer 0 (0.40)") < text.index("layer 1 (0.050)")
+    assert text.index("layer 0 (0.4)") < text.index("layer 1 (0.05)")
     assert by_their_spectra(Book({"cosine": cosine}, {}, {}), (2, 3)) == ""
     assert UNDECIDED == spectra.UNDECIDED

@@ -110,7 +110,14 @@ def test_every_field_of_a_place_is_checked(treated: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("count", 0), ("count", 2**20), ("size", 1), ("repeat", 2**20), ("start", 1), ("stride", 0)],
+    [
+        ("count", 0),
+        ("count", 2**20),
+        ("size", 1),
+        ("repeat", 2**20),
+        ("start", 1),
+        ("stride", 0),
+    ],
 )
 def test_heads_that_do_not_fit_the_model(treated: Path, field: str, value: int) -> None:
     def change(config: dict[str, Any]) -> None:

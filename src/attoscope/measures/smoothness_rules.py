@@ -221,7 +221,7 @@ def by_their_spectra(book: Book, rows: Sequence[int]) -> str:
     margin, here = book.readings["smoothing_margin"], _places(book.readings["cosine"])
     labels, track = {here[row].label for row in rows}, here[rows[0]].track
     places = _places(margin)
-    known = np.isfinite(margin.values).any(1)
+    known = np.asarray(np.isfinite(margin.values).any(1))
     mine = [i for i, place in enumerate(places) if place.label in labels and known[i]]
     if not mine:
         return ""

@@ -21,7 +21,7 @@ from attoscope.papers.admin_init._stacks import (
     stack,
 )
 from attoscope.papers.base import Control, Evidence, Run
-from attoscope.prediction.amplification import output_change
+from attoscope.prediction.amplifying import output_change
 from attoscope.prediction.dependency import given, residual_dependency
 from attoscope.trace.sublayers import sublayers
 

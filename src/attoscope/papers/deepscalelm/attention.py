@@ -25,7 +25,8 @@ LENGTH, BATCH, RG = 300, 4, 0.3
 # The paper's own bound; ours is for what it leaves out, of the order width / tokens.
 WITHIN, CORRECTED = 0.10, 0.15
 SETTING = (
-    f"{LENGTH} tokens, widths 128 and 256, two heads, weights drawn anew, means over draws"
+    f"{LENGTH} tokens, width 128 and at paper scale 256 as well, two heads, means over draws of "
+    "input and weights"
 )
 
 

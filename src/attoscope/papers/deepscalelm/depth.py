@@ -33,7 +33,7 @@ EVEN, UNEVEN = 3.0, 20.0
     f"and at least {UNEVEN:g} for Xavier, Pre-LN and Post-LN",
 )
 def gradients_with_depth(run: Run) -> Evidence:
-    size, number = Size(96, 128, 64), run.pick(quick=1, paper=20)
+    size, number = Size(96, 128, 64), run.pick(quick=3, paper=20)
     models = (XAVIER_PRE, XAVIER_POST, DEEP_PRE, DEEP_POST, UNSCALED)
     drawn = stacks.draws(run, models, size, number)
     # Factors of many layers multiply: the mean over draws is that of the largest few.

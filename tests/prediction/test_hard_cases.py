@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -145,9 +144,11 @@ def test_the_verdict_says_where_a_correlation_lies() -> None:
 
 def test_over_smoothing_leads_to_the_spectra_of_its_layers() -> None:
     def reading(name: str, dims: tuple[str, ...], labels: list[str], values: object) -> Reading:
-        return SimpleNamespace(  # type: ignore[return-value]
-            name=name, dims=dims, coords={dims[0]: labels}, values=np.array(values), null=None
-        )
+        array = np.array(values)
+        coords: dict[str, tuple[str | int, ...]] = {dims[0]: tuple(labels)}
+        if len(dims) > 1:
+            coords[dims[1]] = tuple(range(array.shape[1]))
+        return Reading(name, name, "", "", (None, None), dims, coords, array)
 
     points = ["encoder.in", "encoder.0", "encoder.1", "encoder.2"]
     cosine = reading("cosine", ("point",), points, [0.1, 0.5, 0.9, 0.95])

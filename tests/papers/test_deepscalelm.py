@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from attoscope.moments.components import Moments
 from attoscope.papers import Evidence, Fails, Run
 from attoscope.papers.deepscalelm import (
     PAPER,
@@ -21,7 +22,6 @@ from attoscope.papers.deepscalelm import (
     whole,
 )
 from attoscope.papers.registry import find
-from attoscope.prediction.moments import Moments
 from attoscope.prediction.propagation import SublayerPlan
 
 T = TypeVar("T")

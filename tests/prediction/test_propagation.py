@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from attoscope import AttoscopeError
+from attoscope.moments import components as m
 from attoscope.papers.deepscalelm._simulation import simulate
-from attoscope.prediction import moments as m
 from attoscope.prediction.propagation import (
     SignalProfile,
     SublayerPlan,

@@ -16,6 +16,7 @@ from torch import nn
 
 from attoscope import diagnose
 from attoscope.errors import AttoscopeError
+from attoscope.moments.curves import curve_moments
 from attoscope.prediction import predict
 from attoscope.prediction.branch_weights import BranchWeights, WeightReader, Weights
 from attoscope.prediction.building import build, synthetic_batch
@@ -29,7 +30,6 @@ from attoscope.prediction.chain import (
     settled_correlation,
     step,
 )
-from attoscope.prediction.curve_moments import curve_moments
 from attoscope.prediction.initialisers import fits, initialised
 from attoscope.prediction.signal import StackSignal, signal_of
 from attoscope.prediction.signal_readings import signal_readings

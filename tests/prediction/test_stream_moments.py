@@ -11,10 +11,11 @@ import transformers
 from torch import nn
 
 from attoscope.errors import AttoscopeError
+from attoscope.moments.measured import MomentTally, token_correlation
 from attoscope.prediction.branch_weights import WeightReader
 from attoscope.prediction.building import build, is_configuration, synthetic_batch
 from attoscope.prediction.growth import depth_verdict, r_squared
-from attoscope.prediction.stream_moments import MomentTally, measure, token_correlation
+from attoscope.prediction.stream_moments import measure
 from attoscope.trace import Subject
 from attoscope.trace.sublayers import sublayers
 from tests.models import HEADS, WIDTH, make, make_batch

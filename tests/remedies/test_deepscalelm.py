@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 import attoscope
 from attoscope import AttoscopeError
-from attoscope.remedies.residual_scales import ResidualScale
-from attoscope.remedies.unit_variance import (
+from attoscope.moments.unit_variance import (
     Branch,
     entering_correlations,
     mlp_correlation,
     residual_factors,
     weight_variance,
 )
+from attoscope.remedies.residual_scales import ResidualScale
 from attoscope.trace import Batch, Subject
 from attoscope.trace.sublayers import Passing, watch_sublayers
 from tests.models import make

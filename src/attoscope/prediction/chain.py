@@ -18,8 +18,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float
 
+from attoscope.moments.curves import curve_moments
 from attoscope.prediction.branch_weights import BranchWeights
-from attoscope.prediction.curve_moments import curve_moments
 
 Matrix = Float[np.ndarray, "token token"]
 # Longer documents are computed with so many tokens: matrices of tokens grow with the square.

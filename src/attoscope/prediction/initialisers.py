@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from attoscope.errors import AttoscopeError
+from attoscope.moments.unit_variance import residual_factors
 from attoscope.prediction.branch_weights import BranchWeights, Weights
 from attoscope.prediction.chain import (
     LONGEST,
@@ -122,12 +123,12 @@ def _with(
 def _deepscalelm(
     branches: Sequence[BranchWeights], r0: float, layers: int, length: int, causal: bool
 ) -> tuple[BranchWeights, ...]:
-    beta = 2 / layers
-    if beta >= 1:
+    if layers < 3:
         raise AttoscopeError(
             f"deepscalelm: got {layers} layers; expected at least 3, as beta^2 = 2 / layers has to "
             "be below 1"
         )
+    skip, scale = residual_factors(layers)
     stream, made = Pair(1.0, r0).matrix(min(length, LONGEST)), []
     for branch in branches:
         squares = {role: 1 / w.inputs for role, w in branch.roles.items()}
@@ -139,7 +140,7 @@ def _deepscalelm(
                 squares[role] /= math.sqrt(variance)
         if "out" in squares:
             squares["out"] /= variance
-        one = replace(_with(branch, squares), skip=math.sqrt(1 - beta), scale=math.sqrt(beta))
+        one = replace(_with(branch, squares), skip=skip, scale=scale)
         made.append(one)
         stream = normed(step(one, stream, causal)[1])
     return tuple(made)

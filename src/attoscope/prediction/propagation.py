@@ -16,13 +16,14 @@ import numpy as np
 from jaxtyping import Float
 
 from attoscope.errors import AttoscopeError
-from attoscope.prediction import moments as m
-from attoscope.prediction.attention_moments import (
+from attoscope.moments import components as m
+from attoscope.moments import unit_variance as unit
+from attoscope.moments.attention import (
     AttentionPlan,
     attention,
     attention_backward,
 )
-from attoscope.prediction.moments import Moments
+from attoscope.moments.components import Moments
 
 Curve = Float[np.ndarray, " point"]
 Steps = Float[np.ndarray, " sublayer"]
@@ -280,7 +281,7 @@ def initialiser_plans(
     if name == "deepnet":
         return tuple(_deepnet(plan, layers) for plan in plain)
     if name == "deepscalelm":
-        factors = _factors(layers if count == "layers" else 2 * layers, k, alpha)
+        factors = unit.residual_factors(layers if count == "layers" else 2 * layers, k, alpha)
         return _deepscalelm(plain, shapes, factors, r0, length)
     if name not in ("xavier", "huggingface"):
         raise AttoscopeError(
@@ -315,12 +316,6 @@ def _deepnet(plan: SublayerPlan, layers: int) -> SublayerPlan:
     return replace(plan, weights=weights, skip=(2 * layers) ** 0.25)
 
 
-def _factors(number: int, k: float, alpha: float) -> tuple[float, float]:
-    from attoscope.remedies.unit_variance import residual_factors
-
-    return residual_factors(number, k, alpha)
-
-
 def _deepscalelm(
     plain: Sequence[SublayerPlan],
     shapes: Shapes,
@@ -328,8 +323,6 @@ def _deepscalelm(
     r0: float,
     length: int | None,
 ) -> tuple[SublayerPlan, ...]:
-    from attoscope.remedies import unit_variance as unit
-
     skip, branch = factors
     branches = [
         unit.Branch(p.kind, p.dropout, p.activation, "gate" in p.weights, p.causal, length)

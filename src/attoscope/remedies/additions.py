@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attoscope.errors import AttoscopeError
-from attoscope.remedies.junctions import _owner, _same
+from attoscope.remedies.junctions import owner_of, same
 from attoscope.trace import Batch, Subject
 from attoscope.trace.projections import projections
 from attoscope.trace.sublayers import Matrix, Passing, Sublayer, sublayers, watch_sublayers
@@ -130,7 +130,7 @@ def _matching(noted: list[tuple[str, Tensor, float]], tensor: Tensor) -> list[st
         name
         for name, other, own in noted
         # Sizes first: they do not depend on the order of the axes.
-        if math.isclose(own, size, rel_tol=1e-4, abs_tol=1e-6) and _same(other, tensor)
+        if math.isclose(own, size, rel_tol=1e-4, abs_tol=1e-6) and same(other, tensor)
     ]
 
 
@@ -252,7 +252,7 @@ def _addition(
     makers = seen.makers(passed.branch)
     norm = one.input_norm if one.norm == "pre" else one.sum_norm
     assert norm is not None
-    reader = norm if one.norm == "pre" else _owner(one.matrices[0].name, subject.model)
+    reader = norm if one.norm == "pre" else owner_of(one.matrices[0].name, subject.model)
     if reader not in seen.readers(passed.before):
         raise AttoscopeError(
             f"{one.site}: {reader or 'the model'} does not read the stream as it is; expected a "

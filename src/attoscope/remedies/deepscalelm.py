@@ -13,19 +13,19 @@ from typing import Any, ClassVar
 from torch import nn
 
 from attoscope.errors import AttoscopeError
-from attoscope.prediction.stream_moments import token_correlation
+from attoscope.moments.measured import token_correlation
+from attoscope.moments.unit_variance import (
+    Branch,
+    entering_correlations,
+    residual_factors,
+    weight_variance,
+)
 from attoscope.remedies.additions import Addition, Seen, find_additions
 from attoscope.remedies.admin import profile_batch, refuse_factors
 from attoscope.remedies.finding import Found
 from attoscope.remedies.kinds import Built, Kind, check_choice, check_number
 from attoscope.remedies.redraw import input_tables, output_tables, redraw, stream_dropout
 from attoscope.remedies.residual_scales import build_scales, with_folds
-from attoscope.remedies.unit_variance import (
-    Branch,
-    entering_correlations,
-    residual_factors,
-    weight_variance,
-)
 from attoscope.trace import Batch, Subject
 from attoscope.trace.sublayers import Passing, Sublayer, watch_sublayers
 

@@ -104,7 +104,7 @@ def find_junctions(subject: Subject, batch: Batch, remedy: str) -> list[Junction
     runs: Counter[str] = Counter()
     for one, stream, total in zip(found, streams, sums, strict=True):
         assert one.sum_norm is not None
-        reader = _owner(one.matrices[0].name, subject.model)
+        reader = owner_of(one.matrices[0].name, subject.model)
         run = runs[one.sum_norm]
         runs[one.sum_norm] += 1
         _check_seen(one, seen.read, reader, run, stream)
@@ -205,7 +205,7 @@ def _passed(
     return [before for before, _ in pairs], [after for _, after in pairs]
 
 
-def _same(given: Tensor | None, expected: Tensor) -> bool:
+def same(given: Tensor | None, expected: Tensor) -> bool:
     """Equal to rounding: a watched run may take another kernel than a plain one."""
     if given is None or given.numel() != expected.numel():
         return False
@@ -222,7 +222,7 @@ def _same(given: Tensor | None, expected: Tensor) -> bool:
 def _check_seen(
     one: Sublayer, read: dict[tuple[str, int], Tensor], name: str, run: int, expected: Tensor
 ) -> None:
-    if not _same(read.get((name, run)), expected):
+    if not same(read.get((name, run)), expected):
         what = "sum" if name == one.sum_norm else "stream"
         raise AttoscopeError(
             f"{one.site}: {name or 'the model'} does not read the {what} of this sub-layer as it "
@@ -233,10 +233,11 @@ def _check_seen(
 
 def _maker_of(stream: Tensor, wrote: list[tuple[str, Tensor]]) -> str | None:
     """The norm whose output the stream is, up to dropout."""
-    return next((name for name, output in wrote if _same(output, stream)), None)
+    return next((name for name, output in wrote if same(output, stream)), None)
 
 
-def _owner(parameter: str, model: nn.Module) -> str:
+def owner_of(parameter: str, model: nn.Module) -> str:
+    """The module that is called with the input of a weight, by the weight's dotted name."""
     name = parameter.rpartition(".")[0]
     # The projection of torch's own attention is no module that is called.
     parent = name.rpartition(".")[0]

@@ -21,7 +21,7 @@ from attoscope.errors import AttoscopeError
 from attoscope.remedies.additions import Addition
 from attoscope.remedies.kinds import Built, seat
 from attoscope.remedies.places import module_at
-from attoscope.remedies.skips import _alike, _eps_name, _output, parameter_at
+from attoscope.remedies.skips import alike, eps_name, output_on, parameter_at
 from attoscope.remedies.taps import Remedy
 from attoscope.trace import Batch, Subject
 
@@ -178,7 +178,7 @@ def _scale_branch(model: nn.Module, place: Addition, factor: float) -> None:
 
 def _divide_eps(model: nn.Module, name: str, square: float) -> None:
     norm = module_at(model, name)
-    eps = _eps_name(norm)
+    eps = eps_name(norm)
     assert eps is not None
     setattr(norm, eps, getattr(norm, eps) / square)
 
@@ -191,27 +191,27 @@ def with_folds(subject: Subject, batch: Batch, places: list[Addition]) -> list[A
     ends = [p for p in places if p.norm == "pre" and p.number + 1 == p.count]
     shared = {name for p in places for _, _, name in p.heads}
     lacking = None in shared or any(p.final is None for p in ends)
-    if lacking or not all(_eps_name(module_at(model, name)) for name in norms):
+    if lacking or not all(eps_name(module_at(model, name)) for name in norms):
         return places
     built = build_scales(model, able)
     try:
-        expected = _output(subject, batch)
+        expected = output_on(subject, batch)
     finally:
         built.undo()
     gains = [p for n in shared if n for p in module_at(model, n).parameters(recurse=False)]
     kept = [(p, p.detach().clone()) for p in [*_folded(model, places), *gains]]
-    eps = [(module_at(model, n), _eps_name(module_at(model, n))) for n in norms]
+    eps = [(module_at(model, n), eps_name(module_at(model, n))) for n in norms]
     before = [getattr(norm, str(name)) for norm, name in eps]
     try:
         fold_scales(model, able)
-        found = _output(subject, batch)
+        found = output_on(subject, batch)
     finally:
         with torch.no_grad():
             for parameter, values in kept:
                 parameter.copy_(values)
         for (norm, name), value in zip(eps, before, strict=True):
             setattr(norm, str(name), value)
-    return able if _alike(found, expected) else places
+    return able if alike(found, expected) else places
 
 
 def _folded(model: nn.Module, places: list[Addition]) -> list[Tensor]:

@@ -185,7 +185,8 @@ def _check_folds(place: Junction, omega: Tensor) -> None:
         )
 
 
-def _eps_name(norm: nn.Module) -> str | None:
+def eps_name(norm: nn.Module) -> str | None:
+    """What a norm calls its epsilon; None where it has none."""
     names = ("eps", "variance_epsilon", "epsilon")
     return next((n for n in names if isinstance(getattr(norm, n, None), float)), None)
 
@@ -197,7 +198,7 @@ def _fold_into_branch(model: nn.Module, place: Junction, omega: float) -> None:
     if isinstance(bias, Tensor):
         bias.div_(omega)
     norm = module_at(model, place.norm)
-    name = _eps_name(norm)
+    name = eps_name(norm)
     assert name is not None
     setattr(norm, name, getattr(norm, name) / omega**2)
 
@@ -218,7 +219,7 @@ def with_folds(subject: Subject, batch: Batch, places: list[Junction]) -> list[J
     """The junctions with `folds`, found by trying both ways on the batch with powers of two, which
     leave no rounding behind when they are taken out again."""
     model = subject.model
-    if all(_eps_name(module_at(model, place.norm)) for place in places):
+    if all(eps_name(module_at(model, place.norm)) for place in places):
         places = _tried(subject, batch, places, "branch", set(range(len(places))))
     chosen = {i for i, place in enumerate(places) if place.before is not None}
     return _tried(subject, batch, places, "norm", chosen) if chosen else places
@@ -239,15 +240,15 @@ def _tried(
     try:
         for (_, omega), (_, module, _) in zip(factors, built.modules, strict=True):
             module.omega.data.copy_(omega)  # type: ignore[operator]
-        expected = _output(subject, batch)
+        expected = output_on(subject, batch)
     finally:
         built.undo()
     fold_factors(subject.model, factors)
     try:
-        found = _output(subject, batch)
+        found = output_on(subject, batch)
     finally:
         fold_factors(subject.model, [(place, 1 / omega) for place, omega in factors])
-    return able if _alike(found, expected) else places
+    return able if alike(found, expected) else places
 
 
 def _powers(model: nn.Module, place: Junction, way: str) -> Tensor:
@@ -259,7 +260,8 @@ def _powers(model: nn.Module, place: Junction, way: str) -> Tensor:
     return 2.0 ** (torch.ones_like(powers) if way == "branch" else powers)
 
 
-def _output(subject: Subject, batch: Batch) -> Tensor:
+def output_on(subject: Subject, batch: Batch) -> Tensor:
+    """The first tensor of the output, with the model left as it was."""
     with undisturbed(subject.model):
         output = first_output(subject.run(batch))
     if output is None:
@@ -270,7 +272,7 @@ def _output(subject: Subject, batch: Batch) -> Tensor:
     return output.double()
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def alike(found: Tensor, expected: Tensor) -> bool:
     """Within a part in a thousand of the size of the output; half precision is far above that."""
     size = float(expected[expected.isfinite()].abs().max())
     difference = (found - expected).abs()

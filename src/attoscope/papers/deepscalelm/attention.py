@@ -8,16 +8,16 @@ import altair as alt
 import numpy as np
 import torch
 
-from attoscope.papers.base import Control, Evidence, Fails, Run
-from attoscope.papers.deepscalelm._paper import PAPER
-from attoscope.papers.deepscalelm._simulation import Draws, attend, moments
-from attoscope.prediction import moments as m
-from attoscope.prediction.attention_moments import (
+from attoscope.moments import components as m
+from attoscope.moments.attention import (
     attention,
     attention_backward,
     score_variance,
 )
-from attoscope.prediction.moments import Moments
+from attoscope.moments.components import Moments
+from attoscope.papers.base import Control, Evidence, Fails, Run
+from attoscope.papers.deepscalelm._paper import PAPER
+from attoscope.papers.deepscalelm._simulation import Draws, attend, moments
 from attoscope.prediction.propagation import SublayerPlan
 
 SCALES, CORRELATIONS, RATES = (0.1, 0.25, 0.6, 1.0), (0.0, 1 / 3, 2 / 3), (0.0, 0.1)

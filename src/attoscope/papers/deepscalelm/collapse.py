@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from attoscope.moments import components as m
+from attoscope.moments.components import Moments
 from attoscope.papers.base import Control, Evidence, Run
 from attoscope.papers.deepscalelm import _stacks as stacks
 from attoscope.papers.deepscalelm._paper import PAPER
@@ -18,8 +20,6 @@ from attoscope.papers.deepscalelm._stacks import (
     Model,
     Size,
 )
-from attoscope.prediction import moments as m
-from attoscope.prediction.moments import Moments
 from attoscope.prediction.propagation import SublayerPlan, branch_moments, forward_moments
 
 CASES = ((XAVIER_POST, 0.0), (XAVIER_PRE, 0.0), (XAVIER_POST, 0.1), (DEEP_PRE, 0.1))

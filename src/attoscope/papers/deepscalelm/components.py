@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attoscope.moments import components as m
+from attoscope.moments.components import Moments
 from attoscope.papers.base import Control, Evidence, Run
 from attoscope.papers.deepscalelm._paper import PAPER
 from attoscope.papers.deepscalelm._simulation import Draws, moments
-from attoscope.prediction import moments as m
-from attoscope.prediction.moments import Moments
 
 QUANTITIES = ("mean", "variance", "covariance", "gradient variance", "gradient covariance")
 CORRELATIONS, GRADIENT = (0.0, 1 / 3, 2 / 3), m.of(0.9, 0.4)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from attoscope.moments import components as m
+from attoscope.moments.components import Moments
 from attoscope.papers.base import Control, Evidence, Run
 from attoscope.papers.deepscalelm import _stacks as stacks
 from attoscope.papers.deepscalelm._paper import PAPER
@@ -24,8 +26,6 @@ from attoscope.papers.deepscalelm._stacks import (
     r_squared,
     starts,
 )
-from attoscope.prediction import moments as m
-from attoscope.prediction.moments import Moments
 from attoscope.prediction.propagation import SublayerPlan, branch_moments, forward_moments
 
 SETTING = (

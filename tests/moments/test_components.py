@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attoscope import AttoscopeError
+from attoscope.moments import components as m
+from attoscope.moments.components import Moments
 from attoscope.papers.deepscalelm._simulation import Draws
 from attoscope.papers.deepscalelm._simulation import moments as measured
-from attoscope.prediction import moments as m
-from attoscope.prediction.moments import Moments
 
 UNIT = Moments(0.0, 1.0, 1.0)
 EXACT = 1e-9

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from attoscope.errors import AttoscopeError
-from attoscope.prediction.moments import Moments
+from attoscope.moments.components import Moments
 
 _LARGEST = 50.0
 

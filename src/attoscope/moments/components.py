@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from attoscope.errors import AttoscopeError
-from attoscope.prediction.curve_moments import KNOWN, curve_moments
+from attoscope.moments.curves import KNOWN, curve_moments
 
 # Beyond this exponent no softmax formula for small scores says anything; keeps exp finite.
 _LARGEST = 50.0

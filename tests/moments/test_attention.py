@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from attoscope import AttoscopeError
-from attoscope.papers.deepscalelm._simulation import Draws, attend
-from attoscope.papers.deepscalelm._simulation import moments as measured
-from attoscope.prediction import moments as m
-from attoscope.prediction.attention_moments import (
+from attoscope.moments import components as m
+from attoscope.moments.attention import (
     AttentionPlan,
     attention,
     attention_backward,
     score_variance,
 )
-from attoscope.prediction.moments import Moments
+from attoscope.moments.components import Moments
+from attoscope.papers.deepscalelm._simulation import Draws, attend
+from attoscope.papers.deepscalelm._simulation import moments as measured
 from attoscope.prediction.propagation import SublayerPlan
 
 UNIT = Moments(0.0, 1.0, 1.0)

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from attoscope.errors import AttoscopeError
-from attoscope.prediction.attention_moments import AttentionPlan, attention
-from attoscope.prediction.moments import activation, of
+from attoscope.moments.attention import AttentionPlan, attention
+from attoscope.moments.components import activation, of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def averaged(r: float, one: Branch) -> tuple[float, float]:
     """(variance, covariance) of averaged values of variance 1 under attention.
 
     Both are r where the length is not known: the leading order in the number of tokens, as the
-    paper's initialiser has it. Else those of `prediction.attention_moments.attention`, which differ
+    paper's initialiser has it. Else those of `moments.attention.attention`, which differ
     where tokens are few or little correlated, or the attention is causal.
     """
     if one.length is None:

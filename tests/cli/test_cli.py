@@ -27,23 +27,6 @@ def text(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random decoder without tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    EXAMPLES["gpt2"].build().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("batch") / "batch.safetensors"
-    ids = torch.randint(3, 60, (4, 12), generator=torch.Generator().manual_seed(0))
-    save_file({"input_ids": ids}, file)
-    return file
-
-
 def test_a_diagnosis(
     minilm: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

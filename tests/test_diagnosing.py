@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -181,44 +180,6 @@ def test_every_architecture_gives_a_report(name: str, tmp_path: Path) -> None:
         assert found.to_html(tmp_path / "report.html").stat().st_size > 10_000
     assert found.model["layers"] == sum(n for _, n in EXAMPLES[name].stacks)
     assert not [f for f in found.findings if f.severity == "severe"]
-
-
-def test_an_interrupt_keeps_what_was_finished(encoder: Subject) -> None:
-    def texts() -> Iterator[str]:
-        yield from TEXTS[:2]
-        raise KeyboardInterrupt
-
-    found = diagnose(encoder, texts(), batch_size=1, keep_finished=True)
-    assert found.data["interrupted"] and found.data["documents"] == 2
-    with pytest.raises(KeyboardInterrupt):
-        diagnose(encoder, texts(), batch_size=1)
-
-
-def test_an_interrupt_inside_a_batch_leaves_no_trace_of_it(encoder: Subject) -> None:
-    """Layers that had already run on the unfinished batch must not count it."""
-    passes = 0
-
-    def interrupt(*_: object) -> None:
-        nonlocal passes
-        passes += 1
-        if passes == watched + 1:
-            raise KeyboardInterrupt
-
-    expected = diagnose(encoder, TEXTS[:2], batch_size=2, null=False)
-    layer = encoder.model.encoder.layer[3]
-    # How often that layer runs until one batch is finished; the next time is inside the second.
-    watched = 10**9
-    handle = layer.register_forward_pre_hook(interrupt)
-    ends: list[int] = []  # later passes, for close-ups and predictions, are after the batches
-    advance = lambda _: ends.append(passes)  # noqa: E731
-    diagnose(encoder, TEXTS[:2], batch_size=2, null=False, progress=advance)
-    (watched,), passes = ends, 0
-    try:
-        found = diagnose(encoder, TEXTS, batch_size=2, null=False, keep_finished=True)
-    finally:
-        handle.remove()
-    assert found.data["interrupted"] and found.data["documents"] == 2
-    same(expected, found)
 
 
 def test_without_data_the_sample_is_read(encoder: Subject) -> None:

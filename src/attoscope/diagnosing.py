@@ -108,14 +108,9 @@ def diagnose(
         )  # fmt: skip
     measured = time.perf_counter()
     readings = found.readings()
-    smoothing = smoothing_readings(
-        subject, peeked.kept, seed=seed, layers=layers,
-        documents=min(SMOOTHING_DOCUMENTS, finished.documents),
-    )  # fmt: skip
-    signal = signal_readings(
-        subject, peeked.kept, layers=layers,
-        documents=min(SIGNAL_DOCUMENTS, finished.documents),
-    )  # fmt: skip
+    smoothing, signal = _foreseen(
+        subject, found, peeked.kept, finished.documents, layers, seed, keep_finished
+    )
     selectors, more = _selectors(subject, peeked.kept, readings, seed) if svm else ((), {})
     findings = in_words(
         findings_of(found.real, (*readings, *smoothing)),
@@ -139,6 +134,34 @@ def diagnose(
             "total": ended - started,
         },
     )
+
+
+def _foreseen(
+    subject: Subject,
+    found: Measurement,
+    kept: list[Batch],
+    documents: int,
+    layers: Span,
+    seed: int,
+    keep_finished: bool,
+) -> tuple[tuple[Reading, ...], tuple[Reading, ...]]:
+    """What weights foretell of smoothing and of the signal; with `keep_finished` an interrupt
+    here leaves these readings out and loses nothing that was measured."""
+    smoothing: tuple[Reading, ...] = ()
+    try:
+        smoothing = smoothing_readings(
+            subject, kept, seed=seed, layers=layers,
+            documents=min(SMOOTHING_DOCUMENTS, documents),
+        )  # fmt: skip
+        signal = signal_readings(
+            subject, kept, layers=layers, documents=min(SIGNAL_DOCUMENTS, documents)
+        )
+    except KeyboardInterrupt:
+        if not keep_finished:
+            raise
+        found.interrupted = True
+        return smoothing, ()
+    return smoothing, signal
 
 
 def _selectors(
